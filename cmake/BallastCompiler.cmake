@@ -1,0 +1,29 @@
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+
+# The wheels are release builds, and LibTorch's inline asserts read fields that only its debug build sets.
+add_compile_definitions(NDEBUG)
+add_compile_options(-Wall -Wextra -Wno-unused-parameter)
+
+find_program(BALLAST_MOLD mold)
+if(BALLAST_MOLD)
+  add_link_options(-fuse-ld=mold)
+endif()
+find_program(BALLAST_CCACHE ccache)
+if(BALLAST_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  # pch_defines and time_macros: without them ccache never hits on a file that uses a precompiled header.
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+      ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${BALLAST_CCACHE})
+endif()
+
+set(BALLAST_SANITIZE "" CACHE STRING "Sanitizer for everything built here: address or thread")
+if(BALLAST_SANITIZE)
+  add_compile_options(-fsanitize=${BALLAST_SANITIZE} -fno-omit-frame-pointer -g1)
+  add_link_options(-fsanitize=${BALLAST_SANITIZE})
+endif()

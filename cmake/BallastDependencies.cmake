@@ -1,0 +1,55 @@
+# LibTorch is the one inside the installed PyTorch wheel: ask the active Python for it unless the caller names it.
+if(NOT Torch_DIR)
+  find_program(BALLAST_PYTHON NAMES python3 python DOC "Python whose PyTorch supplies LibTorch")
+  execute_process(
+    COMMAND ${BALLAST_PYTHON} -c "import torch; print(torch.utils.cmake_prefix_path)"
+    OUTPUT_VARIABLE torch_prefix OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE torch_missing ERROR_QUIET)
+  if(torch_missing)
+    message(FATAL_ERROR "no PyTorch in ${BALLAST_PYTHON}: run './dev build', which prepares one, or pass "
+                        "-DBALLAST_PYTHON=/path/to/python3 of an environment that has torch 2.11 to 2.14")
+  endif()
+  list(APPEND CMAKE_PREFIX_PATH ${torch_prefix})
+endif()
+find_package(Torch 2.11 REQUIRED)
+separate_arguments(TORCH_CXX_FLAGS)
+
+find_package(Threads REQUIRED)
+find_package(nlohmann_json REQUIRED)
+
+# c10d's Gloo backend lives in the wheel, its transport headers in the distribution.
+find_path(BALLAST_GLOO_INCLUDE gloo/transport/device.h)
+if(NOT BALLAST_GLOO_INCLUDE)
+  message(FATAL_ERROR "gloo's headers are missing: install libgloo-dev (Debian, Ubuntu)")
+endif()
+
+find_path(BALLAST_HWY_INCLUDE hwy/highway.h)
+find_library(BALLAST_HWY_LIBRARY hwy)
+if(NOT BALLAST_HWY_INCLUDE OR NOT BALLAST_HWY_LIBRARY)
+  message(FATAL_ERROR "Google Highway is missing: install libhwy-dev (Debian, Ubuntu)")
+endif()
+
+# A CUDA build of LibTorch brings c10_cuda; its CUDA-only parts of ours are compiled then and only then.
+if(TARGET c10_cuda)
+  set(BALLAST_CUDA ON)
+else()
+  set(BALLAST_CUDA OFF)
+endif()
+
+if(BALLAST_CLI)
+  find_path(BALLAST_CLI11_INCLUDE CLI/CLI.hpp)
+  if(NOT BALLAST_CLI11_INCLUDE)
+    message(FATAL_ERROR "CLI11 is missing: install libcli11-dev (Debian, Ubuntu) or pass -DBALLAST_CLI=OFF")
+  endif()
+endif()
+if(BALLAST_TESTS)
+  find_package(GTest QUIET)
+  if(NOT GTest_FOUND)
+    if(NOT EXISTS /usr/src/googletest/CMakeLists.txt)
+      message(FATAL_ERROR "GoogleTest is missing: install libgtest-dev (Debian, Ubuntu) or pass -DBALLAST_TESTS=OFF")
+    endif()
+    set(INSTALL_GTEST OFF)
+    add_subdirectory(/usr/src/googletest ${CMAKE_BINARY_DIR}/googletest EXCLUDE_FROM_ALL)
+    add_library(GTest::gtest ALIAS gtest)
+    add_library(GTest::gtest_main ALIAS gtest_main)
+  endif()
+endif()
