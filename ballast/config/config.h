@@ -1,0 +1,123 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+namespace ballast {
+
+/// A floating-point type that the engine keeps or sends.
+enum class DType : std::uint8_t { kFloat32, kBFloat16, kFloat16 };
+
+/// Optimizer names of the schema: "Adam", "AdamW", "SGD", "Lion" (any case).
+enum class OptimizerType : std::uint8_t { kAdam, kAdamW, kSgd, kLion };
+
+/// Hyper-parameters of one parameter group; meanings and defaults are those of torch.optim's class of the same name.
+struct OptimizerHyper {
+  double lr = 1e-3;
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  // Adam, AdamW, Lion (Lion: 0.9, 0.99, no eps)
+  double weight_decay = 0;                        // Adam, SGD: added to the gradient; AdamW, Lion: decoupled
+  double momentum = 0, dampening = 0;             // SGD
+  bool nesterov = false;                          // SGD
+};
+
+/// One entry of `optimizer.params.groups`: parameters whose name matches one of the patterns (shell wildcards, first
+/// group that matches wins) take these values; the others take the optimizer's own.
+struct OptimizerGroup {
+  std::vector<std::string> patterns;
+  OptimizerHyper hyper;
+};
+
+struct OptimizerConfig {
+  OptimizerType type = OptimizerType::kAdamW;
+  OptimizerHyper hyper;
+  std::vector<OptimizerGroup> groups;
+};
+
+enum class SchedulerType : std::uint8_t { kNone, kWarmupLr, kWarmupDecayLr, kWarmupCosineLr };
+enum class WarmupType : std::uint8_t { kLog, kLinear };
+
+struct SchedulerConfig {
+  SchedulerType type = SchedulerType::kNone;
+  double warmup_min_lr = 0, warmup_max_lr = 1e-3;
+  std::int64_t warmup_num_steps = 1000;
+  WarmupType warmup_type = WarmupType::kLog;
+  std::int64_t total_num_steps = 0;                         // WarmupDecayLR, WarmupCosineLR
+  double warmup_min_ratio = 0, cos_min_ratio = 0.0001;      // WarmupCosineLR, relative to the optimizer's lr
+};
+
+struct Fp16Config {
+  bool enabled = false;
+  double loss_scale = 0;  // 0: dynamic
+  int initial_scale_power = 16;
+  std::int64_t loss_scale_window = 1000;
+  int hysteresis = 2;
+  bool consecutive_hysteresis = false;
+  double min_loss_scale = 1;
+};
+
+enum class OffloadDevice : std::uint8_t { kNone, kCpu };
+
+struct OffloadOptimizerConfig {
+  OffloadDevice device = OffloadDevice::kNone;
+  bool pin_memory = false;
+};
+
+/// Modules that are gathered whole as one unit because their children are used data-dependently (experts).
+struct LeafModuleConfig {
+  std::vector<std::string> names;          // full dotted names: "blocks.3.moe"
+  std::vector<std::string> name_suffixes;  // "moe"
+};
+
+struct ZeroConfig {
+  int stage = 0;
+  bool overlap_comm = true;
+  std::int64_t reduce_bucket_size = 500'000'000;     // elements of gradients in flight at most
+  std::int64_t allgather_bucket_size = 500'000'000;  // elements of updated parameters in flight at most
+  std::int64_t stage3_max_live_parameters = 1'000'000'000;
+  std::int64_t stage3_prefetch_bucket_size = 50'000'000;
+  std::int64_t stage3_param_persistence_threshold = 100'000;
+  std::int64_t stage3_model_persistence_threshold = std::numeric_limits<std::int64_t>::max();
+  LeafModuleConfig leaf_module;
+  OffloadOptimizerConfig offload_optimizer;
+};
+
+/// A run's configuration in DeepSpeed's JSON schema; docs/config.md describes every key. Immutable facts of one run: the
+/// engine never writes to it. Reading one throws ConfigError with the key's path, the value and what is allowed.
+struct Config {
+  std::optional<std::int64_t> train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps;
+  bool managed_gradient_accumulation = true;
+  double gradient_clipping = 0;  // 0: off
+  Fp16Config fp16;
+  bool bf16 = false;
+  DType grad_accum_dtype = DType::kFloat32;
+  std::optional<DType> communication_data_type;  // unset: each unit's compute dtype
+  OptimizerConfig optimizer;
+  SchedulerConfig scheduler;
+  ZeroConfig zero;
+  std::int64_t steps_per_print = 10;
+  bool wall_clock_breakdown = false;
+  double comm_timeout_seconds = 600;          // own key: how long a rank waits for its peers
+  std::vector<std::string> notices;           // keys accepted without effect, each with the reason; printed once at start
+
+  static Config from_file(const std::filesystem::path& file);
+  static Config from_string(const std::string& json);
+  static Config from_json(const nlohmann::json& json);
+};
+
+/// The batch triangle: train_batch_size = micro_batch * accumulation_steps * world.
+struct BatchShape {
+  std::int64_t train_batch, micro_batch, accumulation_steps;
+};
+
+/// Fills in what the configuration leaves open, as DeepSpeed does. Throws ConfigError with all three numbers and the
+/// world size where they contradict each other or don't divide. With nothing given: micro-batch 1, one step.
+BatchShape resolve_batch(const Config& config, int world_size);
+
+}  // namespace ballast

@@ -1,0 +1,114 @@
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "ballast/base/ledger.h"
+#include "ballast/comm/world.h"
+#include "ballast/config/config.h"
+#include "ballast/grads/step_report.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace ballast {
+
+struct BackwardOptions {
+  /// The loss is the mean over `weight` items (tokens, sequences) and counts `weight` times: the step's gradient is the
+  /// sum over all ranks' backwards of weight * gradient, divided by the global sum of weights. Finite and >= 0.
+  std::optional<double> weight = std::nullopt;
+  /// true: a window of K micro-batches averages them. false: it sums them (the loss already carries its share).
+  bool scale_wrt_gas = true;
+  bool retain_graph = false;
+};
+
+struct Counters {
+  std::int64_t global_steps = 0;    // window ends with something in them: applied + skipped, as DeepSpeed counts
+  std::int64_t applied_steps = 0;
+  std::int64_t skipped_steps = 0;   // non-finite
+  std::int64_t micro_steps = 0;     // step() calls in managed mode, backwards in caller-owned mode
+  std::int64_t global_samples = 0;  // train_batch_size a window
+};
+
+class NoSyncGuard;
+class CoalesceGuard;
+class GatherGuard;
+
+/// Trains any torch::nn::Module, unmodified, with its states sharded over the ranks of `world` and placed as `config`
+/// says. Not thread-safe: one thread at a time calls it (backward's own threads are the engine's business). Every call
+/// marked collective must be made by all ranks in the same order; at stages 0-2 backward() may be called a different
+/// number of times by each rank. See docs/windows.md for every rule of the window.
+class Engine {
+ public:
+  /// Collective. Moves the module to the world's device, makes rank 0's parameters everybody's, casts it to the compute
+  /// dtype and shards it. Throws ConfigError (what can't work), MemoryError, CommError.
+  Engine(std::shared_ptr<torch::nn::Module> module, const Config& config, World world);
+  ~Engine();  // shutdown(), never throws
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  /// Runs the loss's backward and takes the gradients into the window. loss: a scalar on the engine's device.
+  void backward(const at::Tensor& loss, const BackwardOptions& options = {});
+
+  /// Collective. Ends the window (caller-owned), or counts a micro-batch and ends the window when it is full (managed).
+  StepReport step();
+
+  /// Collective. Drops the window: contributions, weights and count. Parameters and optimizer states stay.
+  void zero_grad();
+
+  /// Managed mode: will the next step() end the window? Caller-owned: always true.
+  bool is_gradient_accumulation_boundary() const;
+  /// Managed mode only: overrides that answer until it is called again. UseError in caller-owned mode.
+  void set_gradient_accumulation_boundary(bool is_boundary);
+
+  /// While the guard lives, backwards keep their contributions whole on the device (4 bytes a parameter of the units
+  /// they touch) and nothing is reduced; the next backward outside it, or step(), reduces the sum.
+  [[nodiscard]] NoSyncGuard no_sync();
+  /// As no_sync, but the end of the guard reduces what was collected. Collective at its end.
+  [[nodiscard]] CoalesceGuard coalesce_grad_reduction();
+
+  /// Collective. While the guard lives the full values of these parameters (none: all) are readable by raw pointers. With a
+  /// writer rank, that rank's values at the end of the guard become every rank's, master weights included.
+  [[nodiscard]] GatherGuard gathered(const std::vector<at::Tensor>& params = {}, std::optional<int> writer = std::nullopt);
+
+  /// Waits for everything in flight.
+  void synchronize();
+
+  /// Collective, between calls. Names are the module's dotted parameter names (each name of a tied parameter works).
+  /// full_grad: fp32, what the window has so far, divided by its normaliser, before clipping; undefined tensor where no rank has a
+  /// contribution. full_parameter: the fp32 master weights. Keys: "exp_avg", "exp_avg_sq" (Adam, AdamW), "exp_avg" (Lion), "momentum_buffer"
+  /// (SGD). Shapes are the parameter's; tensors are on the engine's device. The set_ twins take the same value on every rank.
+  at::Tensor full_grad(const std::string& name);
+  void set_full_grad(const std::string& name, const at::Tensor& value);
+  at::Tensor full_parameter(const std::string& name);
+  void set_full_parameter(const std::string& name, const at::Tensor& value);
+  at::Tensor full_optimizer_state(const std::string& name, const std::string& key);
+  void set_full_optimizer_state(const std::string& name, const std::string& key, const at::Tensor& value);
+
+  Counters counters() const;
+  double loss_scale() const;
+  std::vector<double> lr() const;  // one per parameter group, what the next applied step will use
+  void set_lr(const std::vector<double>& lr);  // overrides until the schedule moves on; without a schedule, for good
+  const Ledger& memory() const;
+  const World& world() const;
+  const Config& config() const;
+
+  /// Ends the engine: hooks are removed and the module gets its full parameters back (collective at stage 3, unless an error ended it before).
+  void shutdown();
+
+ private:
+  friend class NoSyncGuard;
+  friend class CoalesceGuard;
+  friend class GatherGuard;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ballast
