@@ -4,6 +4,7 @@ add_library(ballast_options INTERFACE)
 target_include_directories(ballast_options INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
 target_include_directories(ballast_options SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS})
 target_compile_options(ballast_options INTERFACE ${TORCH_CXX_FLAGS})
+target_compile_definitions(ballast_options INTERFACE $<TARGET_PROPERTY:torch_cpu,INTERFACE_COMPILE_DEFINITIONS>)
 target_link_libraries(ballast_options INTERFACE nlohmann_json::nlohmann_json Threads::Threads)
 
 # Two precompiled headers: ATen for the engine's components, all of torch for what uses torch::nn. A source that needs
@@ -19,6 +20,12 @@ target_precompile_headers(ballast_pch_torch PRIVATE <torch/torch.h> <nlohmann/js
 function(ballast_use_pch target kind)
   if(NOT kind STREQUAL "none")
     target_precompile_headers(${target} REUSE_FROM ballast_pch_${kind})
+    # The headers are compiled with -fPIC; CMake gives programs -fPIE, and then g++ leaves the header unused.
+    get_target_property(type ${target} TYPE)
+    if(type STREQUAL "EXECUTABLE")
+      set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+      target_compile_options(${target} PRIVATE -fPIC)
+    endif()
   endif()
 endfunction()
 
