@@ -1,13 +1,16 @@
 # LibTorch is the one inside the installed PyTorch wheel: ask the active Python for it unless the caller names it.
 if(NOT Torch_DIR)
-  find_program(BALLAST_PYTHON NAMES python3 python DOC "Python whose PyTorch supplies LibTorch")
+  find_program(BALLAST_PYTHON NAMES python3 python DOC "Python whose PyTorch supplies LibTorch" REQUIRED)
   execute_process(
-    COMMAND ${BALLAST_PYTHON} -c "import torch; print(torch.utils.cmake_prefix_path)"
-    OUTPUT_VARIABLE torch_prefix OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE torch_missing ERROR_QUIET)
+    COMMAND ${BALLAST_PYTHON} ${PROJECT_SOURCE_DIR}/tools/find_torch.py
+    OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_VARIABLE why_not ERROR_STRIP_TRAILING_WHITESPACE
+    RESULT_VARIABLE torch_missing)
   if(torch_missing)
-    message(FATAL_ERROR "no PyTorch in ${BALLAST_PYTHON}: run './dev build', which prepares one, or pass "
-                        "-DBALLAST_PYTHON=/path/to/python3 of an environment that has torch 2.11 to 2.14")
+    message(FATAL_ERROR "${why_not}: run './dev build', which prepares one, or pass -DBALLAST_PYTHON=/path/to/python3 "
+                        "of an environment that has PyTorch 2.11 to 2.14")
   endif()
+  string(REPLACE "\n" ";" found "${found}")
+  list(GET found 2 torch_prefix)
   list(APPEND CMAKE_PREFIX_PATH ${torch_prefix})
 endif()
 find_package(Torch 2.11 REQUIRED)
@@ -33,6 +36,11 @@ if(TARGET c10_cuda)
   set(BALLAST_CUDA ON)
 else()
   set(BALLAST_CUDA OFF)
+endif()
+option(BALLAST_REQUIRE_CUDA "Fail unless PyTorch is a CUDA build" OFF)
+if(BALLAST_REQUIRE_CUDA AND NOT BALLAST_CUDA)
+  message(FATAL_ERROR "PyTorch ${Torch_VERSION} in ${Torch_DIR} is built without CUDA: pass -DBALLAST_PYTHON=/path/to/python3 "
+                      "of an environment that has a CUDA build, or leave BALLAST_REQUIRE_CUDA (preset cuda) off")
 endif()
 
 if(BALLAST_CLI)

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Checks what a reader should not have to: formatting, the direction of includes, what public headers pull in.
+# --fix formats in place.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source tools/setup.sh
+
+# Every major version formats a little differently, so one is fixed, and fetched where the machine has another.
+readonly CLANG_FORMAT_MAJOR=14 CLANG_FORMAT_TO_INSTALL="clang-format==14.0.6"
+
+find_clang_format() {
+  local candidate
+  for candidate in clang-format-$CLANG_FORMAT_MAJOR clang-format build/lint/bin/clang-format; do
+    if "$candidate" --version 2> /dev/null | grep -q "version $CLANG_FORMAT_MAJOR\."; then
+      CLANG_FORMAT=$candidate
+      return
+    fi
+  done
+  python3 -c 'import ensurepip, venv' 2> /dev/null || install_packages python3-venv
+  python3 -m venv build/lint
+  build/lint/bin/python -m pip install --quiet --disable-pip-version-check "$CLANG_FORMAT_TO_INSTALL" < /dev/null ||
+    die "pip could not install $CLANG_FORMAT_TO_INSTALL" "install the package clang-format-$CLANG_FORMAT_MAJOR and run this again"
+  CLANG_FORMAT=build/lint/bin/clang-format
+}
+
+main() {
+  command -v python3 > /dev/null || install_packages python3
+  find_clang_format
+  local sources
+  mapfile -t sources < <(git ls-files '*.cpp' '*.h')
+  if [[ ${1:-} == --fix ]]; then
+    "$CLANG_FORMAT" -i "${sources[@]}"
+  else
+    "$CLANG_FORMAT" --dry-run -Werror "${sources[@]}" || die "formatting differs from .clang-format" "run: ./dev lint --fix"
+  fi
+  say "lint: ${#sources[@]} sources are formatted, and the include rules hold"
+}
+
+main "$@"
