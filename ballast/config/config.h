@@ -4,11 +4,10 @@
 #include <filesystem>
 #include <limits>
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
-
-#include <nlohmann/json_fwd.hpp>
 
 namespace ballast {
 
@@ -18,13 +17,16 @@ enum class DType : std::uint8_t { kFloat32, kBFloat16, kFloat16 };
 /// Optimizer names of the schema: "Adam", "AdamW", "SGD", "Lion" (any case).
 enum class OptimizerType : std::uint8_t { kAdam, kAdamW, kSgd, kLion };
 
-/// Hyper-parameters of one parameter group; meanings and defaults are those of torch.optim's class of the same name.
+/// Hyper-parameters of one parameter group. Meanings are those of torch.optim's class of the same name (Lion: Chen et
+/// al., 2023), defaults those of DeepSpeed's: no decay, and Lion's beta2 is 0.999.
 struct OptimizerHyper {
   double lr = 1e-3;
-  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  // Adam, AdamW, Lion (Lion: 0.9, 0.99, no eps)
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  // Adam, AdamW, Lion (which has no eps)
   double weight_decay = 0;                        // Adam, SGD: added to the gradient; AdamW, Lion: decoupled
   double momentum = 0, dampening = 0;             // SGD
   bool nesterov = false;                          // SGD
+
+  bool operator==(const OptimizerHyper&) const = default;
 };
 
 /// One entry of `optimizer.params.groups`: parameters whose name matches one of the patterns (shell wildcards, first
@@ -32,12 +34,17 @@ struct OptimizerHyper {
 struct OptimizerGroup {
   std::vector<std::string> patterns;
   OptimizerHyper hyper;
+
+  bool operator==(const OptimizerGroup&) const = default;
 };
 
+/// In JSON, "Adam" is kAdamW unless optimizer.params.adam_w_mode is false: DeepSpeed's documented behaviour.
 struct OptimizerConfig {
   OptimizerType type = OptimizerType::kAdamW;
   OptimizerHyper hyper;
   std::vector<OptimizerGroup> groups;
+
+  bool operator==(const OptimizerConfig&) const = default;
 };
 
 enum class SchedulerType : std::uint8_t { kNone, kWarmupLr, kWarmupDecayLr, kWarmupCosineLr };
@@ -45,11 +52,15 @@ enum class WarmupType : std::uint8_t { kLog, kLinear };
 
 struct SchedulerConfig {
   SchedulerType type = SchedulerType::kNone;
-  double warmup_min_lr = 0, warmup_max_lr = 1e-3;
+  double warmup_min_lr = 0;             // WarmupLR, WarmupDecayLR
+  std::optional<double> warmup_max_lr;  // the same; unset: each group's own lr (WarmupLR), 0.001 (WarmupDecayLR)
   std::int64_t warmup_num_steps = 1000;
   WarmupType warmup_type = WarmupType::kLog;
-  std::int64_t total_num_steps = 0;                         // WarmupDecayLR, WarmupCosineLR
-  double warmup_min_ratio = 0, cos_min_ratio = 0.0001;      // WarmupCosineLR, relative to the optimizer's lr
+  std::int64_t total_num_steps = 0;                     // WarmupDecayLR, WarmupCosineLR: required there
+  double warmup_min_ratio = 0, cos_min_ratio = 0.0001;  // WarmupCosineLR, relative to each group's lr
+  std::int64_t last_batch_iteration = -1;               // where the schedule starts; -1: before its beginning
+
+  bool operator==(const SchedulerConfig&) const = default;
 };
 
 struct Fp16Config {
@@ -60,19 +71,25 @@ struct Fp16Config {
   int hysteresis = 2;
   bool consecutive_hysteresis = false;
   double min_loss_scale = 1;
+
+  bool operator==(const Fp16Config&) const = default;
 };
 
 enum class OffloadDevice : std::uint8_t { kNone, kCpu };
 
 struct OffloadOptimizerConfig {
   OffloadDevice device = OffloadDevice::kNone;
-  bool pin_memory = false;
+  bool pin_memory = true;  // page-locked where the compute device is an accelerator; no effect where it is the CPU
+
+  bool operator==(const OffloadOptimizerConfig&) const = default;
 };
 
 /// Modules that are gathered whole as one unit because their children are used data-dependently (experts).
 struct LeafModuleConfig {
   std::vector<std::string> names;          // full dotted names: "blocks.3.moe"
   std::vector<std::string> name_suffixes;  // "moe"
+
+  bool operator==(const LeafModuleConfig&) const = default;
 };
 
 struct ZeroConfig {
@@ -86,10 +103,12 @@ struct ZeroConfig {
   std::int64_t stage3_model_persistence_threshold = std::numeric_limits<std::int64_t>::max();
   LeafModuleConfig leaf_module;
   OffloadOptimizerConfig offload_optimizer;
+
+  bool operator==(const ZeroConfig&) const = default;
 };
 
-/// A run's configuration in DeepSpeed's JSON schema; docs/config.md describes every key. Immutable facts of one run: the
-/// engine never writes to it. Reading one throws ConfigError with the key's path, the value and what is allowed.
+/// A run's configuration in DeepSpeed's JSON schema; docs/config.md describes every key. Immutable facts of one run:
+/// the engine never writes to it. Reading one throws ConfigError with the key's path, the value and what is allowed.
 struct Config {
   std::optional<std::int64_t> train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps;
   bool managed_gradient_accumulation = true;
@@ -101,15 +120,24 @@ struct Config {
   OptimizerConfig optimizer;
   SchedulerConfig scheduler;
   ZeroConfig zero;
-  std::int64_t steps_per_print = 10;
+  std::int64_t steps_per_print = 10;  // 0: never
   bool wall_clock_breakdown = false;
-  double comm_timeout_seconds = 600;          // own key: how long a rank waits for its peers
-  std::vector<std::string> notices;           // keys accepted without effect, each with the reason; printed once at start
+  double comm_timeout_seconds = 600;  // own key: how long a rank waits for its peers
+  std::vector<std::string> notices;   // keys accepted without effect, each with the reason; printed once at start
 
   static Config from_file(const std::filesystem::path& file);
   static Config from_string(const std::string& json);
   static Config from_json(const nlohmann::json& json);
+
+  /// The effective configuration: every key that applies, defaults filled in. from_json() of it gives an equal Config
+  /// (without the notices).
+  nlohmann::json to_json() const;
+
+  bool operator==(const Config&) const = default;
 };
+
+/// to_json() as indented text, for people.
+std::string describe(const Config& config);
 
 /// The batch triangle: train_batch_size = micro_batch * accumulation_steps * world.
 struct BatchShape {
