@@ -1,0 +1,23 @@
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <memory>
+
+#include "ballast/comm/transport.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace ballast {
+
+bool nccl_available() noexcept;
+
+/// One NCCL communicator over all ranks, one GPU each. Collective. Throws CommError where LibTorch has no CUDA,
+/// otherwise what c10d throws.
+std::unique_ptr<Transport> make_nccl(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                     std::chrono::milliseconds timeout);
+
+}  // namespace ballast
