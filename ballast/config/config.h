@@ -52,8 +52,9 @@ enum class WarmupType : std::uint8_t { kLog, kLinear };
 
 struct SchedulerConfig {
   SchedulerType type = SchedulerType::kNone;
-  double warmup_min_lr = 0;             // WarmupLR, WarmupDecayLR
-  std::optional<double> warmup_max_lr;  // the same; unset: each group's own lr (WarmupLR), 0.001 (WarmupDecayLR)
+  double warmup_min_lr = 0;  // WarmupLR, WarmupDecayLR
+  /// The same two. Unset: each group's own lr (WarmupLR), 0.001 (WarmupDecayLR).
+  std::optional<double> warmup_max_lr = std::nullopt;
   std::int64_t warmup_num_steps = 1000;
   WarmupType warmup_type = WarmupType::kLog;
   std::int64_t total_num_steps = 0;                     // WarmupDecayLR, WarmupCosineLR: required there
