@@ -1,6 +1,6 @@
 #include "ballast/config/nearest.h"
 
-#include <algorithm>
+#include <limits>
 
 #include "ballast/base/edit_distance.h"
 
@@ -28,11 +28,17 @@ std::string nearest_path(const std::string& path, const std::vector<std::string>
   constexpr int kOtherSection = 2;
   const std::string wanted = without_indices(path), word = last_word(wanted);
   const std::string* best = nullptr;
-  int least = 0;
+  int least = std::numeric_limits<int>::max();
+  // A distance is at least the difference of the lengths, which spares most of them their table.
+  const auto consider = [&](const std::string& a, const std::string& b, int extra, const std::string& candidate) {
+    const auto difference = static_cast<int>(a.size() > b.size() ? a.size() - b.size() : b.size() - a.size());
+    if (difference + extra >= least) return;
+    const int here = edit_distance(a, b) + extra;
+    if (here < least) best = &candidate, least = here;
+  };
   for (const std::string& candidate : known) {
-    const int here =
-        std::min(edit_distance(wanted, candidate), edit_distance(word, last_word(candidate)) + kOtherSection);
-    if (best == nullptr || here < least) best = &candidate, least = here;
+    consider(wanted, candidate, 0, candidate);
+    consider(word, last_word(candidate), kOtherSection, candidate);
   }
   return *best;
 }
