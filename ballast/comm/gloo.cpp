@@ -5,6 +5,8 @@
 #define USE_C10D_GLOO
 #endif
 #include <ATen/ATen.h>
+#include <pthread.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -19,6 +21,42 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+/// Gloo writes to its sockets without MSG_NOSIGNAL, so that a peer's death would end this process by SIGPIPE instead of
+/// an error. While this lives the calling thread, and every thread that it starts, holds the signal back; one that came
+/// meanwhile is taken. The process's own handling of SIGPIPE stays as it is.
+class SigpipeHeld {
+ public:
+  SigpipeHeld() noexcept {
+    sigemptyset(&sigpipe_);
+    sigaddset(&sigpipe_, SIGPIPE);
+    sigset_t pending;
+    sigpending(&pending);
+    was_pending_ = sigismember(&pending, SIGPIPE) == 1;
+    pthread_sigmask(SIG_BLOCK, &sigpipe_, &before_);
+  }
+  ~SigpipeHeld() {
+    sigset_t pending;
+    if (!was_pending_ && sigpending(&pending) == 0 && sigismember(&pending, SIGPIPE) == 1) {
+      constexpr timespec kNoWait{};
+      sigtimedwait(&sigpipe_, nullptr, &kNoWait);
+    }
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  SigpipeHeld(const SigpipeHeld&) = delete;
+  SigpipeHeld& operator=(const SigpipeHeld&) = delete;
+
+ private:
+  sigset_t sigpipe_, before_;
+  bool was_pending_;
+};
+
+/// Gloo's text without the file and line in front and its advice behind.
+std::string trim(std::string text) {
+  if (text.rfind("[/", 0) == 0) text.erase(0, std::min(text.find("] "), text.size() - 2) + 2);
+  text.erase(std::min(text.find(". This is typically caused"), text.size()));
+  return text;
+}
 
 /// Point-to-point transfers with single peers; done when all of them are.
 class GlooFlight final : public Flight {
@@ -52,6 +90,8 @@ class GlooFlight final : public Flight {
     if (device_.defined()) device_.copy_(host_);
   }
 
+  bool blocks_host() const noexcept override { return true; }
+
  private:
   /// Runs `call`; an error from it names the peer.
   template <class Call>
@@ -59,9 +99,9 @@ class GlooFlight final : public Flight {
     try {
       return call();
     } catch (const c10::Error& error) {
-      throw std::runtime_error("peer rank " + std::to_string(peer) + ": " + error.what_without_backtrace());
+      throw std::runtime_error("peer rank " + std::to_string(peer) + ": " + trim(error.what_without_backtrace()));
     } catch (const std::exception& error) {
-      throw std::runtime_error("peer rank " + std::to_string(peer) + ": " + error.what());
+      throw std::runtime_error("peer rank " + std::to_string(peer) + ": " + trim(error.what()));
     }
   }
 
@@ -93,6 +133,7 @@ class GlooTransport final : public Transport {
   }
 
   std::unique_ptr<Flight> broadcast(const at::Tensor& data, int root, std::uint64_t sequence) override {
+    const SigpipeHeld held;
     auto flight = std::make_unique<GlooFlight>();
     const at::Tensor host = rank() == root ? to_host(data) : host_buffer(data);
     if (rank() != root) {
@@ -118,6 +159,7 @@ class GlooTransport final : public Transport {
   template <class From, class Into>
   std::unique_ptr<Flight> exchange(const at::Tensor& out, const at::Tensor& host_out, std::uint64_t sequence,
                                    From&& from, Into&& into) {
+    const SigpipeHeld held;
     auto flight = std::make_unique<GlooFlight>();
     for (int step = 1; step < size(); ++step) {  // receives first: a sender's data then has a place to go
       const int peer = (rank() + size() - step) % size();
@@ -139,6 +181,7 @@ class GlooTransport final : public Transport {
 std::unique_ptr<Transport> make_gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                      std::chrono::milliseconds timeout, bool loopback) {
   using Group = c10d::ProcessGroupGloo;
+  const SigpipeHeld held;  // the backend's threads inherit it
   auto options = Group::Options::create(timeout);
   options->threads = 1;  // sends and receives bypass the workers
   if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME"); interface && *interface) {

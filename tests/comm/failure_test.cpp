@@ -65,6 +65,23 @@ TEST(Failure, APeerThatDiesIsNoticedAtOnce) {
   EXPECT_LT(seconds_since(start), 30);  // half of the timeout: the closed connection was seen, not the clock
 }
 
+TEST(Failure, SendingToADeadPeerIsAnErrorAndNoSignal) {
+  for (int repeat = 0; repeat < 10; ++repeat) {
+    Latch gone;
+    run_ranks(2, [&](const World& world) {
+      auto comm = world.communicator("gather", at::kCPU);
+      if (world.rank() == 1) {
+        comm.reset();
+        return gone.open();
+      }
+      gone.wait();
+      for (int i = 0; i < 3; ++i) {  // before and after this rank has noticed
+        EXPECT_NE(comm_error([&] { comm->all_gather(at::zeros({2}), at::zeros({1}), "unit a").wait(); }), "");
+      }
+    });
+  }
+}
+
 TEST(Failure, APeerThatHangsIsNoticedByTheTimeoutAndNamed) {
   Latch seen;
   run_ranks(
