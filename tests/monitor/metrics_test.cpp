@@ -1,0 +1,107 @@
+#include "ballast/monitor/metrics.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <limits>
+#include <sstream>
+
+#include "ballast/base/error.h"
+#include "ballast/monitor/breakdown.h"
+
+namespace ballast::monitor {
+namespace {
+
+class MetricsFilesTest : public testing::Test {
+ protected:
+  MetricsFilesTest() {
+    std::string name = (std::filesystem::temp_directory_path() / "ballast-XXXXXX").string();
+    folder_ = ::mkdtemp(name.data());
+  }
+  ~MetricsFilesTest() override {
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_, ignored);
+  }
+  static std::string content(const std::filesystem::path& file) {
+    std::ostringstream text;
+    text << std::ifstream(file).rdbuf();
+    return text.str();
+  }
+  std::filesystem::path folder_;
+};
+
+TEST_F(MetricsFilesTest, EveryRowIsInBothFilesAtOnce) {
+  MetricsFiles files(folder_ / "runs/a", {"step", "loss", "held_out"});
+  EXPECT_EQ(content(files.csv()), "step,loss,held_out\n");
+  files.write({1, 0.1, std::nullopt});
+  files.write({2, std::nan(""), 3.25});
+  files.write({1e15, -std::numeric_limits<double>::infinity(), 1.0 / 3});
+  EXPECT_EQ(content(files.csv()), "step,loss,held_out\n1,0.1,\n2,nan,3.25\n1e+15,-inf,0.3333333333333333\n");
+  EXPECT_EQ(content(files.jsonl()),
+            "{\"step\": 1, \"loss\": 0.1}\n{\"step\": 2, \"loss\": null, \"held_out\": 3.25}\n"
+            "{\"step\": 1e+15, \"loss\": null, \"held_out\": 0.3333333333333333}\n");
+  EXPECT_THROW(files.write({1}), UseError);
+}
+
+TEST_F(MetricsFilesTest, AnEarlierRunIsReplaced) {
+  MetricsFiles(folder_, {"a"}).write({1});
+  MetricsFiles second(folder_, {"b"});
+  EXPECT_EQ(content(second.csv()), "b\n");
+  EXPECT_EQ(content(second.jsonl()), "");
+}
+
+TEST_F(MetricsFilesTest, ErrorsNamePathAndReason) {
+  std::ofstream(folder_ / "file") << "x";
+  try {
+    MetricsFiles(folder_ / "file/run", {"a"});
+    FAIL() << "a folder inside a file was created";
+  } catch (const IoError& e) {
+    EXPECT_EQ(std::string(e.what()),
+              "[monitor.create] can't create the folder (" + (folder_ / "file/run").string() + ": Not a directory)");
+  }
+  std::filesystem::create_directories(folder_ / "taken/metrics.csv");
+  try {
+    MetricsFiles(folder_ / "taken", {"a"});
+    FAIL() << "a folder was opened as a file";
+  } catch (const IoError& e) {
+    EXPECT_EQ(std::string(e.what()), "[monitor.create] can't write the file (" +
+                                         (folder_ / "taken/metrics.csv").string() + ": Is a directory)");
+  }
+}
+
+TEST_F(MetricsFilesTest, AFullDiskIsAnError) {
+  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
+  std::filesystem::create_symlink("/dev/full", folder_ / "metrics.csv");
+  try {
+    MetricsFiles(folder_, {"a"});
+    FAIL() << "the header was written to a full disk";
+  } catch (const IoError& e) {
+    EXPECT_EQ(std::string(e.what()), "[monitor.write] can't write the file (" + (folder_ / "metrics.csv").string() +
+                                         ": No space left on device)");
+  }
+}
+
+TEST(Breakdown, CountsEachPhaseAndWaitsAtBothEnds) {
+  int waits = 0;
+  Breakdown breakdown({"forward", "step"}, [&] { ++waits; });
+  const auto spin = [](double seconds) {
+    const auto start = std::chrono::steady_clock::now();
+    while (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < seconds) {
+    }
+  };
+  for (int i = 0; i < 2; ++i) {
+    auto timer = breakdown.measure(0);
+    spin(0.01);
+  }
+  EXPECT_EQ(waits, 4);
+  const auto first = breakdown.take();
+  EXPECT_GE(first[0], 0.02);
+  EXPECT_EQ(first[1], 0);
+  EXPECT_EQ(breakdown.take(), (std::vector<double>{0, 0}));
+  EXPECT_NE(breakdown.summary().find("s (100%), step 0.0 s (0%)"), std::string::npos) << breakdown.summary();
+}
+
+}  // namespace
+}  // namespace ballast::monitor
