@@ -29,11 +29,13 @@ function(ballast_use_pch target kind)
   endif()
 endfunction()
 
-# ballast_component(NAME USES other... [PCH aten|torch|none] SOURCES file...): one object library per component. USES is
-# the whole list of components that it may include; tools/check_includes.py holds the sources to it.
+# ballast_component(NAME USES other... [PUBLIC header...] [PCH aten|torch|none] SOURCES file...): one object library per
+# component. USES is the whole list of components that it may include, PUBLIC the headers that are installed, and
+# tools/check_includes.py holds the sources to both.
 define_property(GLOBAL PROPERTY BALLAST_COMPONENTS BRIEF_DOCS "components" FULL_DOCS "object libraries of the library")
+define_property(GLOBAL PROPERTY BALLAST_PUBLIC_HEADERS BRIEF_DOCS "headers" FULL_DOCS "installed, relative to the root")
 function(ballast_component name)
-  cmake_parse_arguments(arg "" "PCH" "USES;SOURCES" ${ARGN})
+  cmake_parse_arguments(arg "" "PCH" "USES;PUBLIC;SOURCES" ${ARGN})
   add_library(ballast_${name} OBJECT ${arg_SOURCES})
   target_link_libraries(ballast_${name} PUBLIC ballast_options)
   foreach(other IN LISTS arg_USES)
@@ -43,6 +45,8 @@ function(ballast_component name)
     ballast_use_pch(ballast_${name} ${arg_PCH})
   endif()
   set_property(GLOBAL APPEND PROPERTY BALLAST_COMPONENTS ballast_${name})
+  list(TRANSFORM arg_PUBLIC PREPEND ballast/${name}/)
+  set_property(GLOBAL APPEND PROPERTY BALLAST_PUBLIC_HEADERS ${arg_PUBLIC})
 endfunction()
 
 # ballast_test(NAME SOURCES file... [PCH kind] [TIMEOUT seconds] [LABELS ...]): one GoogleTest program, one ctest entry.

@@ -23,17 +23,28 @@ find_clang_format() {
   CLANG_FORMAT=build/lint/bin/clang-format
 }
 
-main() {
-  command -v python3 > /dev/null || install_packages python3
-  find_clang_format
+format() {
   local sources
   mapfile -t sources < <(git ls-files '*.cpp' '*.h')
   if [[ ${1:-} == --fix ]]; then
     "$CLANG_FORMAT" -i "${sources[@]}"
   else
-    "$CLANG_FORMAT" --dry-run -Werror "${sources[@]}" || die "formatting differs from .clang-format" "run: ./dev lint --fix"
+    "$CLANG_FORMAT" --dry-run -Werror "${sources[@]}"
   fi
-  say "lint: ${#sources[@]} sources are formatted, and the include rules hold"
+}
+
+main() {
+  command -v python3 > /dev/null || install_packages python3
+  find_clang_format
+  local failed=()
+  format "$@" || failed+=("formatting (./dev lint --fix mends it)")
+  python3 tools/check_includes.py || failed+=("includes (tools/check_includes.py states the rules)")
+  if ((${#failed[@]})); then
+    local all
+    printf -v all '%s; ' "${failed[@]}"
+    die "lint failed: ${all%; }" "each line above names a place"
+  fi
+  say "dev: formatted, and the include rules hold"
 }
 
 main "$@"

@@ -1,0 +1,28 @@
+# cmake --install: the library, its public headers, the command line, and what find_package(ballast) needs.
+include(CMakePackageConfigHelpers)
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/ballast)
+
+install(TARGETS ballast EXPORT ballastTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(EXPORT ballastTargets NAMESPACE ballast:: DESTINATION ${package_dir})
+
+if(TARGET ballast_engine)
+  set_property(GLOBAL APPEND PROPERTY BALLAST_PUBLIC_HEADERS ballast/ballast.h)
+endif()
+get_property(public_headers GLOBAL PROPERTY BALLAST_PUBLIC_HEADERS)
+foreach(header IN LISTS public_headers)
+  get_filename_component(folder ${header} DIRECTORY)
+  install(FILES ${PROJECT_SOURCE_DIR}/${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/${folder})
+endforeach()
+
+# A library and a LibTorch of other versions don't fit each other, so the package looks first where this one was found.
+configure_package_config_file(cmake/ballastConfig.cmake.in ${CMAKE_BINARY_DIR}/ballastConfig.cmake
+                              INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/ballastConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_BINARY_DIR}/ballastConfig.cmake ${CMAKE_BINARY_DIR}/ballastConfigVersion.cmake
+              ${PROJECT_SOURCE_DIR}/tools/find_torch.py
+        DESTINATION ${package_dir})
+
+if(TARGET ballast_cli)
+  set_target_properties(ballast_cli PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
+  install(TARGETS ballast_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
