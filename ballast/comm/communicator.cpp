@@ -90,6 +90,7 @@ PendingCollective::~PendingCollective() {
 }
 
 bool PendingCollective::pending() const noexcept { return state_ != nullptr; }
+bool PendingCollective::blocks_host() const noexcept { return state_ && state_->flight->blocks_host(); }
 
 void PendingCollective::wait() {
   if (!state_) return;

@@ -21,6 +21,8 @@ class PendingCollective {
   ~PendingCollective();
   /// False once waited for, and where nothing had to travel (one rank, no bytes).
   bool pending() const noexcept;
+  /// Would wait() hold up the calling thread until the peers have joined? (NCCL: no, only its stream's work.)
+  bool blocks_host() const noexcept;
   void wait();
 
  private:

@@ -15,6 +15,8 @@ class Flight {
   /// Returns when the output may be used (CUDA: by work queued on the current stream from now on). Throws whatever the
   /// library below throws.
   virtual void wait(std::chrono::milliseconds timeout) = 0;
+  /// Does wait() hold up the calling thread, or only the work that is queued on its stream?
+  virtual bool blocks_host() const noexcept = 0;
 };
 
 /// What a communicator of two or more ranks runs on. Tensors are one-dimensional contiguous bytes whose sizes have been
