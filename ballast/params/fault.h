@@ -1,0 +1,65 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+
+#include <string>
+
+namespace ballast {
+
+/// Parameters fault in like pages. The storage behind a unit's parameters carries a DataPtr of ours whether it is
+/// mapped (memory there) or not (null), so an operator's input tells in one comparison whether it is one of ours. An
+/// observer on ATen operators (at::RecordFunction) finds such inputs before the operator runs and reports them.
+
+/// Whom the operators' touches are reported to. Called on the thread that runs the operator: the caller's, or
+/// autograd's.
+class FaultHandler {
+ public:
+  virtual ~FaultHandler() = default;
+  /// An operator that reads or writes this unit is about to run: map it and keep it mapped until unpin. Must not throw
+  /// (RecordFunction would swallow it): on failure it leaves the storage armed, so that the operator itself throws.
+  virtual void touch_and_pin(int unit) noexcept = 0;
+  virtual void unpin(int unit) noexcept = 0;
+};
+
+/// The storage of one unit's flat buffer, of which the module's parameters are views.
+class FaultStorage {
+ public:
+  FaultStorage() = default;
+  /// flat: 1-D, owns its storage alone. Takes its memory out: unmapped afterwards.
+  FaultStorage(FaultHandler* handler, int unit, at::Tensor flat, const std::string& why_unmapped);
+
+  /// Allocates memory on the current stream; contents undefined. MemoryError with the bytes wanted.
+  void map();
+  /// Frees the memory to the allocator; streams other than the mapping one must have been named to
+  /// used_on_current_stream.
+  void unmap() noexcept;
+  bool mapped() const noexcept;
+  /// Makes any access to the (unmapped) data throw `why` instead of reading null.
+  void arm(const std::string& why) noexcept;
+  /// The memory is not reused before what is queued on the calling thread's current stream has run. Device only.
+  void used_on_current_stream() const;
+  /// Hands the module an ordinary storage again. Mapped: with its memory; unmapped: empty.
+  void surrender() noexcept;
+
+  const at::Tensor& flat() const { return flat_; }
+
+ private:
+  void install(c10::DataPtr memory) noexcept;
+  FaultHandler* handler_ = nullptr;
+  int unit_ = -1;
+  at::Tensor flat_;
+  std::string why_unmapped_;
+};
+
+/// Keeps the process-wide observer installed while any instance lives (it costs about 0.5 us an operator, so there is
+/// none without a sharded engine). Engines and threads share the one registration.
+class FaultObserver {
+ public:
+  FaultObserver();
+  ~FaultObserver();
+  FaultObserver(const FaultObserver&) = delete;
+  FaultObserver& operator=(const FaultObserver&) = delete;
+};
+
+}  // namespace ballast

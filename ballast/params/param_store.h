@@ -1,0 +1,91 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "ballast/base/ledger.h"
+#include "ballast/comm/communicator.h"
+#include "ballast/layout/layout.h"
+#include "ballast/params/residency.h"
+
+namespace ballast {
+
+/// How a stage holds parameters. The one difference between stages 0, 1-2 and 3 here.
+struct ParamPolicy {
+  bool updates_whole = false;  // stage 0: every rank updates all of a unit, nothing is gathered afterwards
+  bool sharded = false;        // stage 3 with peers: a rank keeps its shard, the rest faults in
+  ResidencyLimits limits;
+  std::int64_t persistent_unit = 0;    // units of at most this many elements stay gathered ...
+  std::int64_t persistent_total = 0;   // ... until these are used up
+  std::int64_t publish_in_flight = 0;  // elements of updated parameters being gathered at once, at most
+};
+
+/// The compute-dtype parameters: one flat buffer a unit, the module's parameters views of it. Owned by the engine.
+class ParamStore {
+ public:
+  /// Called once a unit with its values in the dtype in which the module came ([padded], zeros between slots).
+  using OriginalSink = std::function<void(const Unit&, const at::Tensor& original)>;
+
+  /// Collective. parameters: the module's tensors, by parameter index; their data moves into the flat buffers on
+  /// `device`, unit by unit, rank 0's values becoming everybody's.
+  ParamStore(const Layout& layout, const ParamPolicy& policy, std::vector<at::Tensor> parameters, c10::Device device,
+             std::shared_ptr<Communicator> gather, Rounds& rounds, std::shared_ptr<Ledger> ledger,
+             const OriginalSink& original);
+
+  /// Without restore() before it: sharded parameters stay empty, with ordinary storages. Talks to nobody.
+  ~ParamStore();
+  ParamStore(const ParamStore&) = delete;
+  ParamStore& operator=(const ParamStore&) = delete;
+
+  /// What this rank's update of the unit writes: compute dtype, [padded] at stage 0, else [shard].
+  const at::Tensor& owned(int unit) const { return units_[static_cast<std::size_t>(unit)].owned; }
+  Range owned_range(int unit) const;
+
+  /// owned(unit) has new values: brings them into view of the module on all ranks. Collective; finish_publish waits.
+  void publish(int unit);
+  void finish_publish();
+
+  /// The module's view of one parameter; readable only while its unit is held where it is sharded.
+  const at::Tensor& parameter(int index) const { return parameters_[static_cast<std::size_t>(index)]; }
+  /// [padded]; as above.
+  const at::Tensor& full(int unit) const { return units_[static_cast<std::size_t>(unit)].full; }
+  void hold(int unit);
+  void let_go(int unit) noexcept;
+  /// The values in full(unit) (held) are new, and equal on all ranks: takes this rank's part of them over.
+  void adopt_full(int unit);
+
+  /// Throws what made an operator fail in a parameter fault, if one did.
+  void rethrow_failure() const;
+  const Residency* residency() const { return residency_.get(); }
+
+  /// Full, ordinary parameters again. Collective.
+  void restore();
+
+ private:
+  struct UnitParams {
+    at::Tensor full, owned;
+    Ledger::Entry bytes;
+  };
+  struct Publishing {
+    std::int64_t elements;
+    PendingCollective gather;
+  };
+  void take_over(const Unit& unit, c10::Device device, const OriginalSink& original, std::int64_t& persistent_left);
+
+  const Layout& layout_;
+  ParamPolicy policy_;
+  std::vector<at::Tensor> parameters_;
+  std::shared_ptr<Communicator> gather_;
+  std::shared_ptr<Ledger> ledger_;
+  std::unique_ptr<Residency> residency_;  // only where sharded
+  std::vector<UnitParams> units_;
+  std::deque<Publishing> publishing_;
+  std::int64_t publishing_elements_ = 0;
+};
+
+}  // namespace ballast

@@ -1,0 +1,258 @@
+#include "ballast/params/residency.h"
+
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+
+#include <algorithm>
+
+#include "ballast/base/error.h"
+
+namespace ballast {
+namespace {
+
+std::string text_of(const std::exception_ptr& cause) {
+  try {
+    std::rethrow_exception(cause);
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+    return "unknown error";
+  }
+}
+
+}  // namespace
+
+Residency::Residency(const Layout& layout, Rounds& rounds, std::shared_ptr<Communicator> gather,
+                     std::shared_ptr<Ledger> ledger, ResidencyLimits limits)
+    : layout_(layout),
+      rounds_(rounds),
+      gather_(std::move(gather)),
+      ledger_(std::move(ledger)),
+      limits_(limits),
+      states_(layout.units.size()) {}
+
+void Residency::adopt(int unit, at::Tensor full, at::Tensor shard, std::vector<at::Tensor> parameters,
+                      bool persistent) {
+  Lock lock(mutex_);
+  State& state = at(unit);
+  const std::string& name = layout_.units[static_cast<std::size_t>(unit)].name;
+  state.storage =
+      FaultStorage(this, unit, std::move(full),
+                   Error("params.read", "unit ", name, " is sharded and was read without an operator (rank ",
+                         gather_->rank(), "; hold engine.gathered(params) around code that uses data_ptr())")
+                       .what());
+  state.shard = std::move(shard);
+  state.parameters = std::move(parameters);
+  state.managed = true;
+  state.persistent = persistent;
+  if (persistent) {
+    start_gather(lock, unit);
+    finish_gather(lock, unit);
+  }
+}
+
+void Residency::touch_and_pin(int unit) noexcept {
+  Lock lock(mutex_);
+  ++running_operators_;
+  try {
+    refuse_second_thread(lock);
+    use(lock, unit);
+  } catch (...) {
+    fail(lock, std::current_exception());
+  }
+  ++at(unit).pins;
+  // The operator must throw, not read nothing.
+  if (failure_ && at(unit).residence != Residence::kMapped) at(unit).storage.arm(text_of(failure_));
+}
+
+void Residency::unpin(int unit) noexcept {
+  Lock lock(mutex_);
+  --at(unit).pins;
+  if (--running_operators_ == 0) operator_thread_ = {};
+}
+
+void Residency::hold(int unit) {
+  if (!at(unit).managed) return;
+  at::DisableRecordFunctionGuard unobserved;
+  Lock lock(mutex_);
+  try {
+    use(lock, unit);
+  } catch (...) {
+    fail(lock, std::current_exception());
+  }
+  if (failure_) std::rethrow_exception(failure_);
+  ++at(unit).pins;
+}
+
+void Residency::let_go(int unit) noexcept {
+  Lock lock(mutex_);
+  if (at(unit).managed) --at(unit).pins;
+}
+
+void Residency::refuse_second_thread(const Lock&) {
+  const std::thread::id here = std::this_thread::get_id();
+  if (gather_->size() > 1 && running_operators_ > 1 && operator_thread_ != here)
+    throw UseError("params.fault", "two threads use this engine's parameters at the same time (rank ", gather_->rank(),
+                   " of ", gather_->size(),
+                   "; at stage 3 the order of gathers must be equal on all ranks: run forwards one after the other)");
+  operator_thread_ = here;
+}
+
+void Residency::use(const Lock& held, int unit) {
+  if (failure_) return;
+  State& state = at(unit);
+  if (state.residence == Residence::kMapped && state.touched) {
+    state.storage.used_on_current_stream();
+  } else {
+    fault(held, unit);
+  }
+}
+
+void Residency::fault(const Lock& held, int unit) {
+  State& state = at(unit);
+  if (state.residence == Residence::kSharded) {
+    ++faults_;
+    make_room(held, size(unit), false);
+    start_gather(held, unit);
+  } else {
+    ++prefetched_;
+  }
+  finish_gather(held, unit);
+  if (!state.touched && !state.persistent) ahead_ -= size(unit);
+  state.touched = true;
+  if (state.persistent) return;
+  order_.record(unit);
+  prefetch(held);
+}
+
+void Residency::start_gather(const Lock&, int unit) {
+  State& state = at(unit);
+  rounds_.meet_on_unit(Call::kGather, unit);
+  Ledger::Entry bytes = ledger_->track(MemoryKind::kGathered, Tier::kDevice,
+                                       size(unit) * static_cast<std::int64_t>(state.shard.element_size()));
+  state.storage.map();
+  state.bytes = std::move(bytes);
+  state.residence = Residence::kGathering;
+  state.touched = false;
+  if (!state.persistent) {
+    mapped_order_.push_back(unit);
+    live_ += size(unit);
+    ahead_ += size(unit);
+  }
+  state.gather = gather_->all_gather(state.storage.flat(), state.shard,
+                                     "unit " + layout_.units[static_cast<std::size_t>(unit)].name);
+}
+
+void Residency::finish_gather(const Lock&, int unit) {
+  State& state = at(unit);
+  if (state.residence != Residence::kGathering) return;
+  state.gather.wait();
+  state.residence = Residence::kMapped;
+  state.versions.clear();
+  for (const at::Tensor& parameter : state.parameters)
+    state.versions.push_back(static_cast<std::uint32_t>(parameter._version()));
+}
+
+// Drops the oldest until `elements` more fit. A unit that an operator uses now stays, and for a prefetch also what was
+// itself gathered ahead and not used yet: a guess doesn't push out an earlier guess.
+bool Residency::make_room(const Lock& held, std::int64_t elements, bool for_prefetch) {
+  for (std::size_t i = 0; live_ + elements > limits_.max_live && i < mapped_order_.size();) {
+    const State& oldest = at(mapped_order_[i]);
+    if (oldest.pins > 0 || (for_prefetch && !oldest.touched)) {
+      ++i;
+    } else {
+      drop(held, mapped_order_[i]);
+    }
+  }
+  return live_ + elements <= limits_.max_live;
+}
+
+void Residency::prefetch(const Lock& held) {
+  FaultOrder::State state = order_.now();
+  for (std::size_t looked = 0; looked < layout_.units.size(); ++looked) {
+    const int next = order_.predict(state);
+    if (next < 0) return;
+    state = {state.last, next};
+    if (at(next).residence != Residence::kSharded) {
+      if (at(next).touched) return;  // it faulted last time and is here now: the order has changed
+      continue;
+    }
+    if (ahead_ + size(next) > limits_.prefetch || !make_room(held, size(next), true)) return;
+    start_gather(held, next);
+  }
+}
+
+void Residency::drop(const Lock& held, int unit) {
+  State& state = at(unit);
+  finish_gather(held, unit);
+  for (std::size_t i = 0; i < state.parameters.size(); ++i)
+    if (static_cast<std::uint32_t>(state.parameters[i]._version()) != state.versions[i]) {
+      const Unit& owner = layout_.units[static_cast<std::size_t>(unit)];
+      throw UseError("params.release",
+                     "a sharded parameter was written in place outside engine.gathered(params, writer) (parameter ",
+                     layout_.parameters[static_cast<std::size_t>(owner.slots[i].parameter)].name(), ", rank ",
+                     gather_->rank(), "; the write would be lost)");
+    }
+  state.storage.unmap();
+  state.bytes = {};
+  state.residence = Residence::kSharded;
+  if (!state.persistent) {
+    mapped_order_.erase(std::find(mapped_order_.begin(), mapped_order_.end(), unit));
+    live_ -= size(unit);
+    if (!state.touched) ahead_ -= size(unit);
+  }
+}
+
+void Residency::invalidate(int unit) {
+  Lock lock(mutex_);
+  at::DisableRecordFunctionGuard unobserved;
+  if (!at(unit).managed) return;
+  if (at(unit).residence != Residence::kSharded) drop(lock, unit);
+  if (at(unit).persistent) {
+    start_gather(lock, unit);
+    finish_gather(lock, unit);
+  }
+}
+
+void Residency::accept_writes(int unit) {
+  Lock lock(mutex_);
+  State& state = at(unit);
+  for (std::size_t i = 0; i < state.parameters.size() && i < state.versions.size(); ++i)
+    state.versions[i] = static_cast<std::uint32_t>(state.parameters[i]._version());
+}
+
+void Residency::fail(const Lock&, std::exception_ptr cause) noexcept {
+  if (!failure_) failure_ = std::move(cause);
+}
+
+std::exception_ptr Residency::failure() const {
+  Lock lock(mutex_);
+  return failure_;
+}
+
+void Residency::restore() {
+  at::DisableRecordFunctionGuard unobserved;
+  Lock lock(mutex_);
+  for (std::size_t u = 0; u < states_.size(); ++u) {
+    State& state = states_[u];
+    if (!state.managed) continue;
+    if (state.residence == Residence::kSharded) start_gather(lock, static_cast<int>(u));
+    finish_gather(lock, static_cast<int>(u));
+    state.storage.surrender();
+    state.bytes = {};
+    state.managed = false;
+  }
+}
+
+void Residency::abandon() noexcept {
+  Lock lock(mutex_);
+  for (State& state : states_) {
+    if (!state.managed) continue;
+    state.gather = {};
+    state.storage.surrender();
+    state.bytes = {};
+    state.managed = false;
+  }
+}
+
+}  // namespace ballast

@@ -1,0 +1,121 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "ballast/base/ledger.h"
+#include "ballast/comm/communicator.h"
+#include "ballast/comm/rounds.h"
+#include "ballast/layout/layout.h"
+#include "ballast/params/fault.h"
+#include "ballast/params/fault_order.h"
+
+namespace ballast {
+
+/// Where a sharded unit's full values are. Device bytes a rank: P = padded unit bytes, W = world size.
+enum class Residence : std::uint8_t {
+  kSharded,    // P/W; storage unmapped
+  kGathering,  // P/W + P; a prefetch, not readable yet
+  kMapped,     // P/W + P; may leave when nothing pins it
+};
+
+struct ResidencyLimits {
+  std::int64_t max_live = 0;  // elements mapped at most; one unit is mapped even if it is larger
+  std::int64_t prefetch = 0;  // elements gathered ahead at most
+};
+
+/// Gathers a unit's parameters when an operator touches them, ahead of that where the order is known, and lets the
+/// oldest go when the bound is reached. What it gathers and drops is a function of the sequence of faults alone, never
+/// of time, so that all ranks launch the same gathers in the same order; before each, the ranks compare which unit they
+/// want, and a difference is an error that names both.
+///
+/// Threads: touches come from whichever thread runs an operator (the caller's, or autograd's while the caller waits in
+/// backward); mutex_ makes them see each other's state. With peers, two threads that run operators on parameters at the
+/// same time would make the order of gathers a matter of timing: refused.
+class Residency final : public FaultHandler {
+ public:
+  Residency(const Layout& layout, Rounds& rounds, std::shared_ptr<Communicator> gather, std::shared_ptr<Ledger> ledger,
+            ResidencyLimits limits);
+
+  /// Takes over a sharded unit. full: [padded], the parameters are views of its storage; it is unmapped here. shard:
+  /// [shard], this rank's values, read by every later gather. persistent: gathered now and after every update.
+  void adopt(int unit, at::Tensor full, at::Tensor shard, std::vector<at::Tensor> parameters, bool persistent);
+
+  void touch_and_pin(int unit) noexcept override;
+  void unpin(int unit) noexcept override;
+
+  /// Maps the unit for a caller that reads by pointer and keeps it until let_go. Collective. Throws what a touch
+  /// records.
+  void hold(int unit);
+  void let_go(int unit) noexcept;
+
+  /// The shard has new values: mapped copies are stale and go (persistent ones are gathered anew). No operator runs.
+  void invalidate(int unit);
+  /// A writer changed mapped values on purpose (gathered with a writer): take the version counters as they are now.
+  void accept_writes(int unit);
+
+  /// The error that made an operator throw, or null. Rethrow it in the engine's next call: it has the cause.
+  std::exception_ptr failure() const;
+
+  /// Maps everything for good and gives the module ordinary storages. Collective.
+  void restore();
+  /// The same without peers: unmapped parameters stay empty. For the end after an error.
+  void abandon() noexcept;
+
+  std::int64_t faults() const { return faults_; }          // gathers that an operator waited for from the start
+  std::int64_t prefetched() const { return prefetched_; }  // touches that found a gather already launched
+
+ private:
+  struct State {
+    FaultStorage storage;
+    at::Tensor shard;
+    std::vector<at::Tensor> parameters;
+    std::vector<std::uint32_t> versions;  // of parameters when they were mapped
+    Residence residence = Residence::kSharded;
+    bool managed = false, persistent = false;
+    bool touched = false;  // since it was mapped: a prefetched unit that nothing has used yet isn't
+    int pins = 0;
+    PendingCollective gather;
+    Ledger::Entry bytes;
+  };
+  using Lock = std::unique_lock<std::mutex>;
+
+  State& at(int unit) { return states_[static_cast<std::size_t>(unit)]; }
+  std::int64_t size(int unit) const { return layout_.units[static_cast<std::size_t>(unit)].padded; }
+  void use(const Lock& held, int unit);
+  void fault(const Lock& held, int unit);
+  void start_gather(const Lock& held, int unit);
+  void finish_gather(const Lock& held, int unit);
+  bool make_room(const Lock& held, std::int64_t elements, bool for_prefetch);
+  void prefetch(const Lock& held);
+  void drop(const Lock& held, int unit);
+  void refuse_second_thread(const Lock& held);
+  void fail(const Lock& held, std::exception_ptr cause) noexcept;
+
+  const Layout& layout_;
+  Rounds& rounds_;
+  std::shared_ptr<Communicator> gather_;
+  std::shared_ptr<Ledger> ledger_;
+  ResidencyLimits limits_;
+
+  mutable std::mutex
+      mutex_;  // guards everything below; held across a gather, since the order of gathers is what it keeps
+  std::vector<State> states_;
+  std::deque<int> mapped_order_;       // oldest first, persistent units not among them
+  std::int64_t live_ = 0, ahead_ = 0;  // elements mapped or gathering; elements gathering or mapped but untouched
+  FaultOrder order_;
+  std::thread::id operator_thread_;  // of the operators running now
+  int running_operators_ = 0;
+  std::exception_ptr failure_;
+  std::int64_t faults_ = 0, prefetched_ = 0;
+  FaultObserver observer_;  // last: no touch arrives before the state above stands
+};
+
+}  // namespace ballast
