@@ -1,0 +1,118 @@
+#include "ballast/grads/gradient_store.h"
+
+#include <ATen/ATen.h>
+
+#include "ballast/grads/arithmetic.h"
+
+namespace ballast {
+namespace {
+
+std::int64_t bytes_of(const at::Tensor& tensor) {
+  return tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
+}
+
+}  // namespace
+
+GradientStore::GradientStore(const Layout& layout, const GradPolicy& policy, int rank, std::shared_ptr<Ledger> ledger)
+    : layout_(layout),
+      policy_(policy),
+      rank_(rank),
+      ledger_(std::move(ledger)),
+      units_(layout.units.size()),
+      active_(layout.parameters.size(), false) {
+  for (const Unit& unit : layout_.units) at(unit.id).has.assign(unit.slots.size(), false);
+}
+
+void GradientStore::contribute(int parameter, const at::Tensor& gradient) {
+  const Layout::Place& place = layout_.places[static_cast<std::size_t>(parameter)];
+  const Unit& unit = layout_.units[static_cast<std::size_t>(place.unit)];
+  const Slot& slot = unit.slots[static_cast<std::size_t>(place.slot)];
+  UnitGrads& mine = at(place.unit);
+  const at::Tensor dense = gradient.is_sparse() ? gradient.to_dense() : gradient;
+
+  if (!mine.local.defined()) {
+    mine.local = at::zeros({unit.padded}, dense.options().dtype(unit.compute_dtype).requires_grad(false));
+    mine.local_bytes = ledger_->track(MemoryKind::kGrads, Tier::kDevice, bytes_of(mine.local));
+  }
+  active_[static_cast<std::size_t>(parameter)] = true;
+  const auto into = [&] { return mine.local.narrow(0, slot.offset, slot.numel); };
+  const auto index = static_cast<std::size_t>(place.slot);
+  if (!mine.has[index]) {
+    mine.has[index] = true;
+    ++mine.contributed;
+    into().view(dense.sizes()).copy_(dense);
+    return;
+  }
+  // A second contribution: from here on the sum is formed in the accumulation dtype.
+  if (mine.local.scalar_type() != policy_.accumulate) {
+    at::Tensor wider = mine.local.to(policy_.accumulate);
+    Ledger::Entry bytes = ledger_->track(MemoryKind::kGrads, Tier::kDevice, bytes_of(wider));
+    mine.local = std::move(wider);
+    mine.local_bytes = std::move(bytes);
+  }
+  mine.mixed = true;
+  accumulate(into(), dense.reshape({-1}));
+}
+
+at::Tensor GradientStore::take(int unit) {
+  UnitGrads& mine = at(unit);
+  at::Tensor local = std::move(mine.local);
+  mine.local.reset();
+  mine.local_bytes = {};
+  mine.has.assign(mine.has.size(), false);
+  mine.contributed = 0;
+  mine.mixed = false;
+  return local;
+}
+
+void GradientStore::set_sum(UnitGrads& unit, at::Tensor sum) {
+  unit.sum_bytes = ledger_->track(MemoryKind::kGrads, policy_.tier, bytes_of(sum));
+  unit.sum = std::move(sum);
+}
+
+void GradientStore::land(int unit, at::Tensor sum) {
+  UnitGrads& mine = at(unit);
+  if (policy_.tier == Tier::kHost) sum = sum.cpu();
+  if (mine.sum.defined()) {
+    accumulate(mine.sum, sum);
+  } else {
+    set_sum(mine, sum.scalar_type() == policy_.accumulate ? std::move(sum) : sum.to(policy_.accumulate));
+  }
+}
+
+Range GradientStore::landed_range(int unit) const {
+  const Unit& u = layout_.units[static_cast<std::size_t>(unit)];
+  return policy_.keep_whole_sum ? Range{0, u.padded} : u.shard_of(rank_);
+}
+
+void GradientStore::overwrite(int parameter, const at::Tensor& sum) {
+  const Layout::Place& place = layout_.places[static_cast<std::size_t>(parameter)];
+  const Slot& slot = layout_.slot_of(parameter);
+  UnitGrads& mine = at(place.unit);
+  if (mine.local.defined()) mine.local.narrow(0, slot.offset, slot.numel).zero_();
+  const Range range = landed_range(place.unit);
+  if (!mine.sum.defined()) {
+    const c10::Device device = policy_.tier == Tier::kHost ? c10::Device(c10::kCPU) : sum.device();
+    set_sum(mine, at::zeros({range.size()}, at::TensorOptions(policy_.accumulate).device(device)));
+  }
+  const Range part = intersect(range, {slot.offset, slot.offset + slot.numel});
+  if (!part.empty())
+    mine.sum.narrow(0, part.begin - range.begin, part.size())
+        .copy_(sum.reshape({-1}).narrow(0, part.begin - slot.offset, part.size()));
+  active_[static_cast<std::size_t>(parameter)] = true;
+}
+
+void GradientStore::release(int unit) {
+  at(unit).sum.reset();
+  at(unit).sum_bytes = {};
+}
+
+void GradientStore::clear() {
+  for (const Unit& unit : layout_.units) {
+    take(unit.id);
+    release(unit.id);
+  }
+  active_.assign(active_.size(), false);
+}
+
+}  // namespace ballast

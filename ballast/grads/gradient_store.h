@@ -1,0 +1,74 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ballast/base/ledger.h"
+#include "ballast/grads/policy.h"
+#include "ballast/layout/layout.h"
+
+namespace ballast {
+
+/// The two places where a gradient rests: a unit's contributions of this rank, whole and not yet reduced, and the sum
+/// over ranks that has landed, of which the rank keeps what its stage says. (The other two places are param.grad, until
+/// the hook, and a reduction in flight.) Every contribution is in exactly one of them.
+class GradientStore {
+ public:
+  GradientStore(const Layout& layout, const GradPolicy& policy, int rank, std::shared_ptr<Ledger> ledger);
+
+  /// Adds one parameter's gradient (shape and dtype of the parameter) to its unit's contributions.
+  void contribute(int parameter, const at::Tensor& gradient);
+  bool holds(int unit) const { return at(unit).local.defined(); }
+  /// More than one contribution to some parameter has been added up: it travels in the accumulation dtype.
+  bool mixed(int unit) const { return at(unit).mixed; }
+  /// Every parameter of the unit has contributed.
+  bool complete(int unit) const { return at(unit).contributed == static_cast<int>(at(unit).has.size()); }
+  /// Some contribution in this window, here.
+  bool active(int parameter) const { return active_[static_cast<std::size_t>(parameter)]; }
+
+  /// Moves the contributions out: [padded], compute dtype, or accumulation dtype if mixed. Undefined where there are
+  /// none.
+  at::Tensor take(int unit);
+  /// A look at the same without moving.
+  const at::Tensor& local(int unit) const { return at(unit).local; }
+
+  /// Adds a sum over ranks (fp32) to what landed before: [padded] with keep_whole_sum, else [shard].
+  void land(int unit, at::Tensor sum);
+  /// Undefined where nothing has landed in this window.
+  const at::Tensor& landed(int unit) const { return at(unit).sum; }
+  /// Which elements of the unit landed(unit) holds.
+  Range landed_range(int unit) const;
+
+  /// Replaces one parameter's gradient by `sum`, fp32 of its shape, the sum over all ranks: contributions that are
+  /// still here count as part of it.
+  void overwrite(int parameter, const at::Tensor& sum);
+
+  /// Lets the unit's sum go: its update has read it.
+  void release(int unit);
+  /// Drops the whole window.
+  void clear();
+
+ private:
+  struct UnitGrads {
+    at::Tensor local, sum;
+    std::vector<bool> has;  // by slot: a contribution is in local
+    int contributed = 0;
+    bool mixed = false;
+    Ledger::Entry local_bytes, sum_bytes;
+  };
+  const UnitGrads& at(int unit) const { return units_[static_cast<std::size_t>(unit)]; }
+  UnitGrads& at(int unit) { return units_[static_cast<std::size_t>(unit)]; }
+  void set_sum(UnitGrads& unit, at::Tensor sum);
+
+  const Layout& layout_;
+  GradPolicy policy_;
+  int rank_;
+  std::shared_ptr<Ledger> ledger_;
+  std::vector<UnitGrads> units_;
+  std::vector<bool> active_;
+};
+
+}  // namespace ballast
