@@ -1,17 +1,17 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
-#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include <ATen/core/Tensor.h>
-
 #include "ballast/base/ledger.h"
 #include "ballast/comm/world.h"
 #include "ballast/config/config.h"
+#include "ballast/engine/guards.h"
 #include "ballast/grads/step_report.h"
 
 namespace torch::nn {
@@ -30,16 +30,12 @@ struct BackwardOptions {
 };
 
 struct Counters {
-  std::int64_t global_steps = 0;    // window ends with something in them: applied + skipped, as DeepSpeed counts
+  std::int64_t global_steps = 0;  // window ends with something in them: applied + skipped, as DeepSpeed counts
   std::int64_t applied_steps = 0;
   std::int64_t skipped_steps = 0;   // non-finite
   std::int64_t micro_steps = 0;     // step() calls in managed mode, backwards in caller-owned mode
   std::int64_t global_samples = 0;  // train_batch_size a window
 };
-
-class NoSyncGuard;
-class CoalesceGuard;
-class GatherGuard;
 
 /// Trains any torch::nn::Module, unmodified, with its states sharded over the ranks of `world` and placed as `config`
 /// says. Not thread-safe: one thread at a time calls it (backward's own threads are the engine's business). Every call
@@ -70,21 +66,23 @@ class Engine {
 
   /// While the guard lives, backwards keep their contributions whole on the device (4 bytes a parameter of the units
   /// they touch) and nothing is reduced; the next backward outside it, or step(), reduces the sum.
-  [[nodiscard]] NoSyncGuard no_sync();
+  [[nodiscard]] ScopeGuard no_sync();
   /// As no_sync, but the end of the guard reduces what was collected. Collective at its end.
-  [[nodiscard]] CoalesceGuard coalesce_grad_reduction();
+  [[nodiscard]] ScopeGuard coalesce_grad_reduction();
 
-  /// Collective. While the guard lives the full values of these parameters (none: all) are readable by raw pointers. With a
-  /// writer rank, that rank's values at the end of the guard become every rank's, master weights included.
-  [[nodiscard]] GatherGuard gathered(const std::vector<at::Tensor>& params = {}, std::optional<int> writer = std::nullopt);
+  /// Collective. While the guard lives the full values of these parameters (none: all) are readable by raw pointers.
+  /// With a writer rank, that rank's values at the end of the guard become every rank's, master weights included.
+  [[nodiscard]] ScopeGuard gathered(const std::vector<at::Tensor>& params = {},
+                                    std::optional<int> writer = std::nullopt);
 
   /// Waits for everything in flight.
   void synchronize();
 
   /// Collective, between calls. Names are the module's dotted parameter names (each name of a tied parameter works).
-  /// full_grad: fp32, what the window has so far, divided by its normaliser, before clipping; undefined tensor where no rank has a
-  /// contribution. full_parameter: the fp32 master weights. Keys: "exp_avg", "exp_avg_sq" (Adam, AdamW), "exp_avg" (Lion), "momentum_buffer"
-  /// (SGD). Shapes are the parameter's; tensors are on the engine's device. The set_ twins take the same value on every rank.
+  /// full_grad: fp32, what the window has so far, divided by its normaliser, before clipping; undefined tensor where no
+  /// rank has a contribution. full_parameter: the fp32 master weights. Keys: "exp_avg", "exp_avg_sq" (Adam, AdamW),
+  /// "exp_avg" (Lion), "momentum_buffer" (SGD). Shapes are the parameter's; tensors are on the engine's device. The
+  /// set_ twins take the same value on every rank.
   at::Tensor full_grad(const std::string& name);
   void set_full_grad(const std::string& name, const at::Tensor& value);
   at::Tensor full_parameter(const std::string& name);
@@ -94,19 +92,17 @@ class Engine {
 
   Counters counters() const;
   double loss_scale() const;
-  std::vector<double> lr() const;  // one per parameter group, what the next applied step will use
+  std::vector<double> lr() const;              // one per parameter group, what the next applied step will use
   void set_lr(const std::vector<double>& lr);  // overrides until the schedule moves on; without a schedule, for good
   const Ledger& memory() const;
   const World& world() const;
   const Config& config() const;
 
-  /// Ends the engine: hooks are removed and the module gets its full parameters back (collective at stage 3, unless an error ended it before).
+  /// Ends the engine: hooks are removed and the module gets its full parameters back (collective at stage 3, unless an
+  /// error ended it before).
   void shutdown();
 
  private:
-  friend class NoSyncGuard;
-  friend class CoalesceGuard;
-  friend class GatherGuard;
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

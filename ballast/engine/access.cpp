@@ -1,0 +1,180 @@
+// Full values by name: gradients, parameters, optimizer states, read and written between calls.
+#include <ATen/ATen.h>
+
+#include "ballast/base/error.h"
+#include "ballast/engine/impl.h"
+
+namespace ballast {
+namespace {
+
+at::Tensor slice(const at::Tensor& flat, const ParameterInfo& info, const Slot& slot) {
+  return flat.narrow(0, slot.offset, slot.numel).view(info.shape);
+}
+
+void check_shape(const char* operation, const ParameterInfo& info, const at::Tensor& value) {
+  if (!value.defined() || value.sizes() != at::IntArrayRef(info.shape))
+    throw UseError(operation, "the value has another shape than the parameter (", info.name(), ": got ",
+                   value.defined() ? c10::str(value.sizes()) : "undefined", ", want ", at::IntArrayRef(info.shape),
+                   ")");
+}
+
+void check_trainable(const char* operation, const ParameterInfo& info) {
+  if (!info.trainable)
+    throw UseError(operation, "a frozen parameter has neither gradient nor optimizer state (", info.name(), ")");
+}
+
+}  // namespace
+
+at::Tensor Engine::Impl::whole_on_device(int unit, const at::Tensor& kept) {
+  const at::Tensor mine = kept.to(world.device(), at::kFloat).contiguous();
+  if (policies.optimizer.whole || world.size() == 1) return mine;
+  at::Tensor all = at::empty({layout.units[static_cast<std::size_t>(unit)].padded}, mine.options());
+  gather->all_gather(all, mine, "unit " + layout.units[static_cast<std::size_t>(unit)].name + ", read").wait();
+  return all;
+}
+
+// What the window's sum would be divided by if it were complete now; ranks without a backward take the others' word for
+// how.
+double Engine::Impl::prospective_normaliser() {
+  double weight = 0;
+  auto scaling = Window::Scaling::kUnset;
+  for (const auto& values : rounds->exchange({window.weight(), static_cast<double>(window.scaling())})) {
+    weight += values[0];
+    scaling = std::max(scaling, static_cast<Window::Scaling>(static_cast<int>(values[1])));
+  }
+  const double steps = static_cast<double>(window.accumulation_steps());
+  switch (scaling) {
+    case Window::Scaling::kWeighted:
+      return weight;
+    case Window::Scaling::kSum:
+      return world.size();
+    default:
+      return world.size() * steps;
+  }
+}
+
+at::Tensor Engine::full_grad(const std::string& name) {
+  Impl& engine = *impl_;
+  engine.check_usable();
+  const at::NoGradGuard no_grad;
+  const int parameter = engine.layout.find(name);
+  const ParameterInfo& info = engine.layout.parameters[static_cast<std::size_t>(parameter)];
+  check_trainable("engine.full_grad", info);
+  const int unit = engine.layout.unit_of(parameter).id;
+  return engine.final_on_error([&]() -> at::Tensor {
+    engine.rounds->meet_on_unit(Call::kAccess, unit);
+    double active = 0;
+    for (const auto& values : engine.rounds->exchange({engine.grads->active(parameter) ? 1.0 : 0.0}))
+      active += values.front();
+    const double normaliser = engine.prospective_normaliser();
+    at::Tensor sum = engine.reducer->peek(unit);
+    if (active == 0 || !sum.defined()) return {};
+    if (!engine.policies.grads.keep_whole_sum) sum = engine.whole_on_device(unit, sum);
+    return slice(sum, info, engine.layout.slot_of(parameter)).mul(1 / (normaliser * engine.scaler.scale()));
+  });
+}
+
+void Engine::set_full_grad(const std::string& name, const at::Tensor& value) {
+  Impl& engine = *impl_;
+  engine.check_usable();
+  const at::NoGradGuard no_grad;
+  const int parameter = engine.layout.find(name);
+  const ParameterInfo& info = engine.layout.parameters[static_cast<std::size_t>(parameter)];
+  check_trainable("engine.set_full_grad", info);
+  check_shape("engine.set_full_grad", info, value);
+  engine.final_on_error([&] {
+    engine.rounds->meet_on_unit(Call::kAccess, engine.layout.unit_of(parameter).id);
+    const double factor = engine.prospective_normaliser() * engine.scaler.scale();
+    engine.grads->overwrite(parameter, value.to(engine.world.device(), at::kFloat) * factor);
+  });
+}
+
+at::Tensor Engine::full_parameter(const std::string& name) {
+  Impl& engine = *impl_;
+  engine.check_usable();
+  const at::NoGradGuard no_grad;
+  const int parameter = engine.layout.find(name);
+  const ParameterInfo& info = engine.layout.parameters[static_cast<std::size_t>(parameter)];
+  const int unit = engine.layout.unit_of(parameter).id;
+  const Slot& slot = engine.layout.slot_of(parameter);
+  return engine.final_on_error([&] {
+    engine.rounds->meet_on_unit(Call::kAccess, unit);
+    if (info.trainable)
+      return slice(engine.whole_on_device(unit, engine.optimizer->state(unit, "")), info, slot).clone();
+    engine.params->hold(unit);
+    at::Tensor value = slice(engine.params->full(unit), info, slot).to(at::kFloat, false, /*copy=*/true);
+    engine.params->let_go(unit);
+    return value;
+  });
+}
+
+at::Tensor Engine::full_optimizer_state(const std::string& name, const std::string& key) {
+  Impl& engine = *impl_;
+  engine.check_usable();
+  const at::NoGradGuard no_grad;
+  const int parameter = engine.layout.find(name);
+  const ParameterInfo& info = engine.layout.parameters[static_cast<std::size_t>(parameter)];
+  check_trainable("engine.full_optimizer_state", info);
+  const int unit = engine.layout.unit_of(parameter).id;
+  const at::Tensor& kept = engine.optimizer->state(unit, key);
+  return engine.final_on_error([&] {
+    engine.rounds->meet_on_unit(Call::kAccess, unit);
+    return slice(engine.whole_on_device(unit, kept), info, engine.layout.slot_of(parameter)).clone();
+  });
+}
+
+// Every rank has the value; each writes the part that it keeps.
+void Engine::Impl::write_state(int parameter, const std::string& key, const at::Tensor& value) {
+  const int unit = layout.unit_of(parameter).id;
+  const Slot& slot = layout.slot_of(parameter);
+  const Range kept = optimizer->kept_range(unit);
+  const Range part = intersect(kept, {slot.offset, slot.offset + slot.numel});
+  const at::Tensor& state = optimizer->state(unit, key);
+  if (part.empty()) return;
+  const Range local{part.begin - kept.begin, part.end - kept.begin};
+  state.narrow(0, local.begin, local.size())
+      .copy_(value.reshape({-1}).narrow(0, part.begin - slot.offset, part.size()));
+  if (key.empty()) optimizer->refresh_bound(unit, local);
+}
+
+void Engine::set_full_parameter(const std::string& name, const at::Tensor& value) {
+  Impl& engine = *impl_;
+  engine.check_usable();
+  const at::NoGradGuard no_grad;
+  const int parameter = engine.layout.find(name);
+  const ParameterInfo& info = engine.layout.parameters[static_cast<std::size_t>(parameter)];
+  check_shape("engine.set_full_parameter", info, value);
+  const int unit = engine.layout.unit_of(parameter).id;
+  engine.final_on_error([&] {
+    engine.rounds->meet_on_unit(Call::kAccess, unit);
+    if (info.trainable) {
+      engine.write_state(parameter, "", value);
+      engine.params->publish(unit);
+      engine.params->finish_publish();
+    } else {
+      engine.params->hold(unit);
+      slice(engine.params->full(unit), info, engine.layout.slot_of(parameter)).copy_(value);
+      engine.params->adopt_full(unit);
+      engine.params->let_go(unit);
+    }
+  });
+}
+
+void Engine::set_full_optimizer_state(const std::string& name, const std::string& key, const at::Tensor& value) {
+  Impl& engine = *impl_;
+  engine.check_usable();
+  const at::NoGradGuard no_grad;
+  const int parameter = engine.layout.find(name);
+  const ParameterInfo& info = engine.layout.parameters[static_cast<std::size_t>(parameter)];
+  check_trainable("engine.set_full_optimizer_state", info);
+  check_shape("engine.set_full_optimizer_state", info, value);
+  if (key.empty())
+    throw UseError("engine.set_full_optimizer_state",
+                   "the key is empty (call set_full_parameter for the master weights)");
+  engine.final_on_error([&] {
+    engine.rounds->meet_on_unit(Call::kAccess, engine.layout.unit_of(parameter).id);
+    engine.write_state(parameter, key, value);
+  });
+}
+
+}  // namespace ballast

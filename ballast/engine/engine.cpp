@@ -1,0 +1,350 @@
+#include "ballast/engine/engine.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "ballast/base/error.h"
+#include "ballast/base/log.h"
+#include "ballast/engine/impl.h"
+#include "ballast/engine/module_walk.h"
+#include "ballast/grads/arithmetic.h"
+
+namespace ballast {
+namespace {
+
+double rounded(double value, c10::ScalarType dtype) {
+  switch (dtype) {
+    case at::kBFloat16:
+      return static_cast<float>(c10::BFloat16(static_cast<float>(value)));
+    case at::kHalf:
+      return static_cast<float>(c10::Half(static_cast<float>(value)));
+    case at::kFloat:
+      return static_cast<float>(value);
+    default:
+      return value;
+  }
+}
+
+}  // namespace
+
+Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module_in, const Config& config_in, World world_in)
+    : config(config_in),
+      world(std::move(world_in)),
+      module(std::move(module_in)),
+      ledger(Ledger::create()),
+      batch(resolve_batch(config, world.size())),
+      policies(make_policies(config, world.size())),
+      window(config.managed_gradient_accumulation, batch.accumulation_steps),
+      scaler(config.fp16),
+      schedule(config.scheduler, config.optimizer) {
+  const at::NoGradGuard no_grad;
+  if (!module) throw UseError("engine.Engine", "the module is null");
+  WalkedModule walked = walk(*module, config);
+  layout = make_layout(std::move(walked.parameters), world.size());
+
+  gather = world.communicator("gather", world.device());
+  reduce = world.communicator("reduce", world.device());
+  rounds = std::make_unique<Rounds>(world.communicator("agree", c10::kCPU), Reducer::bits(layout),
+                                    [this](int unit) { return layout.units[static_cast<std::size_t>(unit)].name; });
+
+  optimizer = std::make_unique<OptimizerStates>(layout, config.optimizer, policies.optimizer, world.rank(),
+                                                world.device(), ledger);
+  params = std::make_unique<ParamStore>(
+      layout, policies.params, walked.tensors, world.device(), gather, *rounds, ledger,
+      [this](const Unit& unit, const at::Tensor& original) { optimizer->set_initial(unit, original); });
+  for (const Unit& unit : layout.units)
+    if (unit.trainable) optimizer->bind(unit.id, params->owned(unit.id));
+
+  for (at::Tensor& buffer : walked.buffers) {
+    at::Tensor values = buffer.detach().to(world.device()).contiguous();
+    if (values.numel() > 0) gather->broadcast(values, 0, "buffers").wait();
+    const bool cast = values.scalar_type() == at::kFloat && (config.bf16 || config.fp16.enabled);
+    buffer.set_data(cast ? values.to(config.bf16 ? at::kBFloat16 : at::kHalf) : values);
+  }
+
+  grads = std::make_unique<GradientStore>(layout, policies.grads, world.rank(), ledger);
+  reducer = std::make_unique<Reducer>(layout, policies.grads, *grads, world.device(), reduce, *rounds, ledger);
+  std::vector<at::Tensor> trainable(walked.tensors.size());
+  for (std::size_t p = 0; p < trainable.size(); ++p)
+    if (layout.parameters[p].trainable) trainable[p] = walked.tensors[p];
+  hooks = std::make_unique<GradientHooks>(
+      trainable, [this](int parameter, at::Tensor gradient) { take_gradient(parameter, gradient); });
+  lr = schedule.lr(0);
+  if (world.rank() == 0)
+    for (const std::string& notice : config.notices) log_info(notice);
+}
+
+void Engine::Impl::check_usable() {
+  if (failure) std::rethrow_exception(failure);
+  if (kept) std::rethrow_exception(std::exchange(kept, nullptr));
+  params->rethrow_failure();
+}
+
+ScopeGuard Engine::Impl::guard(std::function<void()> end) {
+  auto quietly = [this, end] {
+    try {
+      end();
+    } catch (...) {
+      kept = std::current_exception();
+    }
+  };
+  return ScopeGuard(std::move(end), std::move(quietly));
+}
+
+// ---- backward -------------------------------------------------------------------------------------------------------
+
+void Engine::Impl::take_gradient(int parameter, const at::Tensor& gradient) {
+  if (!in_backward)
+    throw UseError("engine.backward", "a gradient arrived outside engine.backward() (parameter ",
+                   layout.parameters[static_cast<std::size_t>(parameter)].name(),
+                   "; call engine.backward(loss), not loss.backward())");
+  gradient_arrived = true;
+  const at::NoGradGuard no_grad;
+  reducer->on_gradient(parameter, gradient);
+}
+
+void Engine::Impl::backward(const at::Tensor& loss, const BackwardOptions& options) {
+  check_usable();
+  if (!loss.defined() || loss.numel() != 1)
+    throw UseError("engine.backward", "the loss is not one number (shape ",
+                   loss.defined() ? c10::str(loss.sizes()) : "undefined", "; reduce it, e.g. loss.mean())");
+  if (!loss.requires_grad())
+    throw UseError("engine.backward",
+                   "the loss has no graph (it doesn't require grad; was it computed under NoGradGuard or detached?)");
+  if (window.broken())
+    throw UseError("engine.backward",
+                   "an exception left an earlier backward of this window half done (call zero_grad() first)");
+  if (in_backward)
+    throw UseError("engine.backward",
+                   "backward() called inside backward() (use ballast::checkpoint for recomputation)");
+
+  const Window before = window;
+  window.begin_backward(options.weight, options.scale_wrt_gas);
+  rounds->counts().backwards = window.backwards();
+  const double root = scaler.scale() * options.weight.value_or(1.0);
+  if (options.weight && !warned_rounded_weight && rounded(root, loss.scalar_type()) != root) {
+    warned_rounded_weight = true;
+    log_warning("a weight is rounded to the loss's element type (weight * loss scale ", root, " becomes ",
+                rounded(root, loss.scalar_type()), " in ", c10::toString(loss.scalar_type()),
+                "; compute the loss in float32)");
+  }
+  const at::Tensor seed = at::full_like(loss, root);
+
+  reducer->begin_backward(no_sync_guards + coalesce_guards > 0);
+  gradient_arrived = false;
+  in_backward = true;
+  try {
+    torch::autograd::backward({loss}, {seed}, options.retain_graph);
+    in_backward = false;
+  } catch (...) {
+    in_backward = false;
+    if (gradient_arrived) {
+      window.mark_broken();
+    } else {
+      window = before;
+      rounds->counts().backwards = window.backwards();
+    }
+    params->rethrow_failure();
+    throw;
+  }
+  params->rethrow_failure();
+  const at::NoGradGuard no_grad;
+  if (reducer->reduces_at_backward()) final_on_error([&] { return reducer->round(Call::kBackward, announce(true)); });
+}
+
+Announcement Engine::Impl::announce(bool reduce_now) const {
+  Announcement mine;
+  mine.reduce = reduce_now;
+  mine.ends_window = window.boundary();
+  mine.backward_since_step = window.backwards_since_step() > 0;
+  mine.scaling = static_cast<std::uint32_t>(window.scaling());
+  mine.weight = window.weight();
+  return mine;
+}
+
+// ---- step -----------------------------------------------------------------------------------------------------------
+
+StepReport Engine::Impl::report(StepReason reason, const Agreed& agreed) const {
+  StepReport report;
+  report.reason = reason;
+  report.applied = reason == StepReason::kApplied;
+  report.loss_scale = scaler.scale();
+  report.micro_batches = window.managed() ? window.micro_batches() : agreed.most_backwards;
+  report.weight = agreed.weight;
+  report.lr = lr;
+  return report;
+}
+
+StepReport Engine::Impl::step() {
+  check_usable();
+  const at::NoGradGuard no_grad;
+  if (no_sync_guards + coalesce_guards > 0)
+    throw UseError("engine.step", "step() inside ", no_sync_guards > 0 ? "no_sync()" : "coalesce_grad_reduction()",
+                   " (end the guard first)");
+  if (window.broken())
+    throw UseError("engine.step",
+                   "an exception left a backward of this window half done (call zero_grad() and run the window again)");
+
+  // Ranks with fewer backwards join the others' rounds here until everybody has come to its step().
+  Agreed agreed;
+  do {
+    agreed = final_on_error([&] { return reducer->round(Call::kStep, announce(window.boundary())); });
+  } while (!agreed.all_in_step);
+  window.complete_micro_batch(agreed.any_backward);
+  rounds->counts().micro_batches = window.micro_batches();
+  counters.micro_steps += window.managed() ? (agreed.any_backward ? 1 : 0) : agreed.most_backwards;
+
+  const bool anything =
+      agreed.most_backwards > 0 || std::find(agreed.active.begin(), agreed.active.end(), true) != agreed.active.end();
+  if (!anything) return report(StepReason::kEmptyWindow, agreed);
+  if (!window.ended()) return report(StepReason::kMidWindow, agreed);
+
+  const auto scaling = static_cast<Window::Scaling>(agreed.scaling);
+  const double normaliser = window.normaliser(scaling, world.size(), agreed.weight);
+  if (normaliser == 0) {
+    if (world.rank() == 0) log_warning("a window whose weights add up to 0 was dropped");
+    StepReport empty = report(StepReason::kEmptyWindow, agreed);
+    drop_window();
+    return empty;
+  }
+  if (window.managed() && window.micro_batches() != window.accumulation_steps() && world.rank() == 0)
+    log_info("a window ended after ", window.micro_batches(), " of ", window.accumulation_steps(),
+             " micro-batches and averages those");
+
+  return final_on_error([&] {
+    const double unscale = 1 / (normaliser * scaler.scale());
+    const double square = norm_squared();
+    const bool finite = std::isfinite(square);
+    StepReport done = report(finite ? StepReason::kApplied : StepReason::kNonFinite, agreed);
+    done.grad_norm = std::sqrt(square) * unscale;
+    ++counters.global_steps;
+    counters.global_samples += batch.train_batch;
+    if (finite) {
+      const double clip = config.gradient_clipping;
+      if (clip > 0 && done.grad_norm > clip)
+        done.clip_factor = clip / (done.grad_norm + 1e-6);  // as torch's clip_grad_norm_
+      update(unscale * done.clip_factor, agreed);
+      lr = schedule.lr(++counters.applied_steps);
+    } else {
+      ++counters.skipped_steps;
+    }
+    drop_window();
+    scaler.update(!finite);
+    return done;
+  });
+}
+
+// Partial sums are per shard and added in rank order, in every stage: a rank that keeps the whole sum forms them all.
+double Engine::Impl::norm_squared() {
+  SquareSums squares(world.size());
+  for (const Unit& unit : layout.units) {
+    const at::Tensor& sum = grads->landed(unit.id);
+    if (!sum.defined()) continue;
+    if (policies.grads.keep_whole_sum) {
+      for (int r = 0; r < world.size(); ++r) squares.add(r, sum.narrow(0, r * unit.shard, unit.shard));
+    } else {
+      squares.add(world.rank(), sum);
+    }
+  }
+  std::vector<double> partial = squares.sums();
+  if (!policies.grads.keep_whole_sum) {
+    const auto all = rounds->exchange({partial[static_cast<std::size_t>(world.rank())]});
+    for (std::size_t r = 0; r < all.size(); ++r) partial[r] = all[r].front();
+  }
+  double total = 0;
+  for (double p : partial) total += p;
+  return total;
+}
+
+void Engine::Impl::update(double factor, const Agreed& agreed) {
+  const UpdateStep step{factor, lr, agreed.active};
+  for (const Unit& unit : layout.units) {
+    const at::Tensor sum = grads->landed(unit.id);
+    if (!sum.defined()) continue;
+    optimizer->update(unit.id, sum, step);
+    grads->release(unit.id);
+    params->publish(unit.id);
+  }
+  params->finish_publish();
+}
+
+void Engine::Impl::drop_window() {
+  reducer->abandon();
+  grads->clear();
+  window.clear();
+  rounds->counts() = {window.number(), 0, 0};
+}
+
+// ---- the public face ------------------------------------------------------------------------------------------------
+
+Engine::Engine(std::shared_ptr<torch::nn::Module> module, const Config& config, World world)
+    : impl_(std::make_unique<Impl>(std::move(module), config, std::move(world))) {}
+
+Engine::~Engine() {
+  try {
+    shutdown();
+  } catch (const std::exception& e) {
+    log_warning("while the engine ended: ", e.what());
+  }
+}
+
+void Engine::shutdown() {
+  if (!impl_) return;
+  const std::unique_ptr<Impl> impl = std::move(impl_);
+  impl->hooks.reset();
+  const Residency* residency = impl->params->residency();
+  const bool healthy = !impl->failure && !(residency && residency->failure()) && std::uncaught_exceptions() == 0;
+  if (healthy) impl->params->restore();  // otherwise the store's end leaves what this rank has
+}
+
+void Engine::backward(const at::Tensor& loss, const BackwardOptions& options) { impl_->backward(loss, options); }
+StepReport Engine::step() { return impl_->step(); }
+
+void Engine::zero_grad() {
+  impl_->check_usable();
+  impl_->drop_window();
+}
+
+bool Engine::is_gradient_accumulation_boundary() const { return impl_->window.boundary(); }
+void Engine::set_gradient_accumulation_boundary(bool is_boundary) { impl_->window.set_boundary(is_boundary); }
+
+ScopeGuard Engine::no_sync() {
+  impl_->check_usable();
+  ++impl_->no_sync_guards;
+  return impl_->guard([impl = impl_.get()] { --impl->no_sync_guards; });
+}
+
+ScopeGuard Engine::coalesce_grad_reduction() {
+  impl_->check_usable();
+  ++impl_->coalesce_guards;
+  return impl_->guard([impl = impl_.get()] { impl->end_coalesce(); });
+}
+
+void Engine::Impl::end_coalesce() {
+  if (--coalesce_guards > 0 || failure || !policies.grads.reduce_every_backward || window.broken()) return;
+  const at::NoGradGuard no_grad;
+  final_on_error([&] { return reducer->round(Call::kCoalesce, announce(true)); });
+}
+
+void Engine::synchronize() {
+  impl_->check_usable();
+  impl_->params->finish_publish();
+}
+
+Counters Engine::counters() const { return impl_->counters; }
+double Engine::loss_scale() const { return impl_->scaler.scale(); }
+std::vector<double> Engine::lr() const { return impl_->lr; }
+
+void Engine::set_lr(const std::vector<double>& lr) {
+  check_eq<UseError>("engine.set_lr", "one learning rate a parameter group", lr.size(), impl_->lr.size());
+  impl_->lr = lr;
+}
+
+const Ledger& Engine::memory() const { return *impl_->ledger; }
+const World& Engine::world() const { return impl_->world; }
+const Config& Engine::config() const { return impl_->config; }
+
+}  // namespace ballast

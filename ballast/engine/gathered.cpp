@@ -1,0 +1,69 @@
+// gathered(): full values of sharded parameters in place, for code that reads by pointer or writes.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <set>
+
+#include "ballast/base/error.h"
+#include "ballast/engine/impl.h"
+
+namespace ballast {
+namespace {
+
+std::vector<int> indices_of(const Layout& layout, const ParamStore& params, const std::vector<at::Tensor>& tensors) {
+  std::vector<int> result;
+  for (std::size_t p = 0; tensors.empty() && p < layout.parameters.size(); ++p) result.push_back(static_cast<int>(p));
+  for (const at::Tensor& tensor : tensors) {
+    std::size_t p = 0;
+    while (p < layout.parameters.size() && !params.parameter(static_cast<int>(p)).is_same(tensor)) ++p;
+    if (p == layout.parameters.size())
+      throw UseError("engine.gathered", "a tensor is not a parameter of this engine's module (shape ",
+                     tensor.defined() ? c10::str(tensor.sizes()) : "undefined",
+                     "; pass tensors from module->parameters())");
+    result.push_back(static_cast<int>(p));
+  }
+  return result;
+}
+
+std::set<int> units_of(const Layout& layout, const std::vector<int>& parameters) {
+  std::set<int> units;
+  for (int p : parameters) units.insert(layout.unit_of(p).id);
+  return units;
+}
+
+}  // namespace
+
+ScopeGuard Engine::gathered(const std::vector<at::Tensor>& params, std::optional<int> writer) {
+  Impl& engine = *impl_;
+  engine.check_usable();
+  if (writer && (*writer < 0 || *writer >= engine.world.size()))
+    throw UseError("engine.gathered", "there is no such rank (writer ", *writer, ", world size ", engine.world.size(),
+                   ")");
+  const std::vector<int> parameters = indices_of(engine.layout, *engine.params, params);
+  engine.final_on_error([&] {
+    const std::set<int> units = units_of(engine.layout, parameters);
+    if (!units.empty()) engine.rounds->meet_on_unit(Call::kGathered, *units.begin());
+    for (int unit : units) engine.params->hold(unit);
+  });
+  return engine.guard([&engine, parameters, writer] { engine.end_gathered(parameters, writer); });
+}
+
+void Engine::Impl::end_gathered(const std::vector<int>& parameters, std::optional<int> writer) {
+  const at::NoGradGuard no_grad;
+  const std::set<int> units = units_of(layout, parameters);
+  if (writer && !failure) {
+    final_on_error([&] {
+      for (int p : parameters) {
+        const Unit& unit = layout.unit_of(p);
+        const Slot& slot = layout.slot_of(p);
+        const at::Tensor values = params->full(unit.id).narrow(0, slot.offset, slot.numel);
+        gather->broadcast(values, *writer, "parameter " + layout.parameters[static_cast<std::size_t>(p)].name()).wait();
+        if (unit.trainable) write_state(p, "", values);
+      }
+      for (int unit : units) params->adopt_full(unit);
+    });
+  }
+  for (int unit : units) params->let_go(unit);
+}
+
+}  // namespace ballast

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <vector>
+
+#include "ballast/engine/engine.h"
+#include "ballast/engine/policies.h"
+#include "ballast/grads/gradient_store.h"
+#include "ballast/grads/hooks.h"
+#include "ballast/grads/loss_scaler.h"
+#include "ballast/grads/reducer.h"
+#include "ballast/grads/window.h"
+#include "ballast/optim/optimizer_states.h"
+#include "ballast/optim/schedule.h"
+#include "ballast/params/param_store.h"
+
+namespace ballast {
+
+/// The engine's parts and what is common to its calls. engine.cpp: construction and the window's calls; access.cpp:
+/// full values by name; gathered.cpp: the guard. Members are destroyed in reverse order: hooks first, then what they
+/// feed.
+struct Engine::Impl {
+  Impl(std::shared_ptr<torch::nn::Module> module, const Config& config, World world);
+
+  /// First line of every call: rethrows what ended the engine, or an error that a guard's destructor had to keep.
+  void check_usable();
+  /// Runs a part that talks to peers or memory. Its failure is final: every later call throws the same.
+  template <class F>
+  auto final_on_error(F&& f) -> decltype(f()) {
+    try {
+      return f();
+    } catch (const UseError&) {  // equal on all ranks, nothing changed
+      throw;
+    } catch (...) {
+      failure = std::current_exception();
+      throw;
+    }
+  }
+  ScopeGuard guard(std::function<void()> end);
+
+  void backward(const at::Tensor& loss, const BackwardOptions& options);
+  void take_gradient(int parameter, const at::Tensor& gradient);
+  Announcement announce(bool reduce) const;
+  StepReport step();
+  StepReport report(StepReason reason, const Agreed& agreed) const;
+  double norm_squared();
+  void update(double factor, const Agreed& agreed);
+  void drop_window();
+  void end_coalesce();
+  void end_gathered(const std::vector<int>& parameters, std::optional<int> writer);
+  double prospective_normaliser();
+  at::Tensor whole_on_device(int unit, const at::Tensor& kept);
+  void write_state(int parameter, const std::string& key, const at::Tensor& value);
+
+  Config config;
+  World world;
+  std::shared_ptr<torch::nn::Module> module;
+  std::shared_ptr<Ledger> ledger;
+  BatchShape batch;
+  Policies policies;
+  Layout layout;
+  std::shared_ptr<Communicator> gather, reduce;
+  std::unique_ptr<Rounds> rounds;
+  std::unique_ptr<OptimizerStates> optimizer;
+  std::unique_ptr<ParamStore> params;
+  std::unique_ptr<GradientStore> grads;
+  std::unique_ptr<Reducer> reducer;
+  Window window;
+  LossScaler scaler;
+  Schedule schedule;
+  std::vector<double> lr;  // of the next applied step
+  Counters counters;
+  int no_sync_guards = 0, coalesce_guards = 0;
+  bool in_backward = false;
+  bool gradient_arrived = false;  // in the backward that runs now
+  bool warned_rounded_weight = false;
+  std::exception_ptr failure;  // ended the engine
+  std::exception_ptr kept;     // of a guard's destructor, thrown by the next call
+  std::unique_ptr<GradientHooks> hooks;
+};
+
+}  // namespace ballast

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "ballast/config/config.h"
+#include "ballast/layout/layout.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace ballast {
+
+/// A module's parameters as the layout wants them, and its tensors.
+struct WalkedModule {
+  std::vector<ParameterInfo> parameters;
+  std::vector<at::Tensor> tensors;  // by parameter
+  std::vector<at::Tensor> buffers;  // floating-point or not; never sharded
+};
+
+/// Lists each parameter once, with all its names, in order of registration, and says which unit it belongs to: each
+/// element of a ModuleList or Sequential is a unit (the outermost counts), a declared leaf module is one wherever it
+/// stands, and what is left forms one unit a module. Integer parameters stay out. Throws ConfigError for leaf modules
+/// or group patterns that match nothing, UseError for a trainable parameter of a type that can't be trained.
+WalkedModule walk(const torch::nn::Module& module, const Config& config);
+
+}  // namespace ballast
