@@ -1,0 +1,203 @@
+#include "ballast/engine/memory_plan.h"
+
+#include <algorithm>
+#include <deque>
+#include <vector>
+
+#include "ballast/engine/policies.h"
+
+namespace ballast {
+namespace {
+
+std::int64_t size_of(c10::ScalarType dtype) { return static_cast<std::int64_t>(c10::elementSize(dtype)); }
+
+/// Plays the engine's allocations in their order. Each method stands for the part of the engine that it is named after.
+class Rehearsal {
+ public:
+  Rehearsal(const Layout& layout, const Config& config, const MemoryPlanOptions& options)
+      : layout_(layout),
+        policies_(make_policies(config, options.world)),
+        moments_(OptimizerStates::moments(config.optimizer)),
+        options_(options),
+        units_(layout.units.size()) {}
+
+  std::shared_ptr<Ledger> run() {
+    build();
+    for (int window = 0; window < 2; ++window) {
+      for (std::int64_t b = 0; b < options_.backwards; ++b) backward();
+      step();
+    }
+    return ledger_;
+  }
+
+ private:
+  struct UnitBytes {
+    Ledger::Entry params, optimizer, local, sum, gathered;
+    bool wide = false;  // local is in the accumulation dtype
+    bool persistent = false;
+  };
+  struct Flight {
+    int unit;
+    Ledger::Entry bytes;
+  };
+
+  const Unit& unit(int id) const { return layout_.units[static_cast<std::size_t>(id)]; }
+  UnitBytes& bytes(int id) { return units_[static_cast<std::size_t>(id)]; }
+  bool alone() const { return options_.world == 1; }
+
+  // ParamStore and OptimizerStates.
+  void build() {
+    std::int64_t persistent_left = policies_.params.persistent_total;
+    for (const Unit& u : layout_.units) {
+      UnitBytes& mine = bytes(u.id);
+      const std::int64_t kept = policies_.params.sharded ? u.shard : u.padded;
+      mine.params = ledger_->track(MemoryKind::kParams, Tier::kDevice, kept * size_of(u.compute_dtype));
+      if (u.trainable) {
+        const bool bound = u.compute_dtype == c10::kFloat && policies_.optimizer.tier == Tier::kDevice;
+        const std::int64_t states = policies_.optimizer.whole ? u.padded : u.shard;
+        mine.optimizer =
+            ledger_->track(MemoryKind::kOptimizer, policies_.optimizer.tier, (moments_ + (bound ? 0 : 1)) * states * 4);
+      }
+      mine.persistent =
+          policies_.params.sharded && u.numel <= policies_.params.persistent_unit && u.numel <= persistent_left;
+      if (mine.persistent) {
+        persistent_left -= u.numel;
+        map(u.id);
+      }
+    }
+  }
+
+  // Residency: oldest first, prefetch along the known order.
+  void map(int id) {
+    bytes(id).gathered =
+        ledger_->track(MemoryKind::kGathered, Tier::kDevice, unit(id).padded * size_of(unit(id).compute_dtype));
+  }
+  bool mapped(int id) { return bytes(id).gathered.bytes() > 0; }
+  bool make_room(std::int64_t elements, int used_now) {
+    for (std::size_t i = 0; live_ + elements > policies_.params.limits.max_live && i < order_.size();) {
+      if (order_[i] == used_now) {
+        ++i;
+        continue;
+      }
+      live_ -= unit(order_[i]).padded;
+      bytes(order_[i]).gathered = {};
+      order_.erase(order_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+    return live_ + elements <= policies_.params.limits.max_live;
+  }
+  void gather(int id) {
+    map(id);
+    order_.push_back(id);
+    live_ += unit(id).padded;
+  }
+  void touch(int id, int next) {
+    if (!policies_.params.sharded || bytes(id).persistent) return;
+    if (!mapped(id)) {
+      make_room(unit(id).padded, id);
+      gather(id);
+    }
+    const bool worth_it =
+        next >= 0 && !bytes(next).persistent && !mapped(next) && unit(next).padded <= policies_.params.limits.prefetch;
+    if (worth_it && make_room(unit(next).padded, id)) gather(next);
+  }
+
+  // GradientStore and Reducer.
+  void contribute(int id) {
+    UnitBytes& mine = bytes(id);
+    const std::int64_t padded = unit(id).padded;
+    if (mine.local.bytes() == 0) {
+      mine.local = ledger_->track(MemoryKind::kGrads, Tier::kDevice, padded * size_of(unit(id).compute_dtype));
+    } else if (!mine.wide && unit(id).compute_dtype != policies_.grads.accumulate) {
+      mine.local = ledger_->track(MemoryKind::kGrads, Tier::kDevice, padded * size_of(policies_.grads.accumulate));
+    }
+    mine.wide = contributions_ > 0;
+  }
+  void land(int id) {
+    const std::int64_t kept = policies_.grads.keep_whole_sum ? unit(id).padded : unit(id).shard;
+    if (bytes(id).sum.bytes() == 0)
+      bytes(id).sum =
+          ledger_->track(MemoryKind::kGrads, policies_.grads.tier, kept * size_of(policies_.grads.accumulate));
+  }
+  void land_oldest() {
+    in_flight_elements_ -= unit(flights_.front().unit).padded;
+    land(flights_.front().unit);
+    flights_.pop_front();
+  }
+  void start(int id) {
+    UnitBytes& mine = bytes(id);
+    const c10::ScalarType travels =
+        mine.wide ? policies_.grads.accumulate : policies_.grads.communicate.value_or(unit(id).compute_dtype);
+    if (alone()) {
+      mine.local = {};
+      land(id);
+      return;
+    }
+    while (!flights_.empty() && in_flight_elements_ + unit(id).padded > policies_.grads.max_in_flight) land_oldest();
+    mine.local = {};
+    flights_.push_back(
+        {id, ledger_->track(MemoryKind::kStaging, Tier::kDevice, 2 * unit(id).padded * size_of(travels))});
+    in_flight_elements_ += unit(id).padded;
+  }
+  bool starts_early(int id) const {
+    if (!policies_.grads.reduce_every_backward || !policies_.grads.overlap || held_back_) return false;
+    if (alone()) return true;
+    const bool fits = flights_.empty() || in_flight_elements_ + unit(id).padded <= policies_.grads.max_in_flight;
+    return !unit(id).leaf && (fits || options_.device != c10::DeviceType::CPU);
+  }
+  void reduce_held() {
+    for (int id = static_cast<int>(units_.size()) - 1; id >= 0; --id)
+      if (bytes(id).local.bytes() > 0) start(id);
+    while (!flights_.empty()) land_oldest();
+    held_back_ = false;
+  }
+
+  void backward() {
+    const int last = static_cast<int>(units_.size()) - 1;
+    for (int id = 0; id <= last; ++id) touch(id, id < last ? id + 1 : -1);
+    for (int id = last; id >= 0; --id) {
+      touch(id, id - 1);
+      if (!unit(id).trainable) continue;
+      contribute(id);
+      if (starts_early(id)) {
+        start(id);
+      } else {
+        held_back_ = true;  // the order is fixed: those behind it wait too
+      }
+    }
+    ++contributions_;
+    if (policies_.grads.reduce_every_backward) {
+      reduce_held();
+      contributions_ = 0;
+    }
+  }
+  void step() {
+    reduce_held();
+    contributions_ = 0;
+    for (UnitBytes& mine : units_) {
+      mine.sum = {};
+      mine.wide = false;
+      if (!mine.persistent) mine.gathered = {};
+    }
+    order_.clear();
+    live_ = 0;
+  }
+
+  const Layout& layout_;
+  Policies policies_;
+  int moments_;
+  MemoryPlanOptions options_;
+  std::shared_ptr<Ledger> ledger_ = Ledger::create();
+  std::vector<UnitBytes> units_;
+  std::vector<int> order_;
+  std::deque<Flight> flights_;
+  std::int64_t live_ = 0, in_flight_elements_ = 0, contributions_ = 0;
+  bool held_back_ = false;
+};
+
+}  // namespace
+
+std::shared_ptr<Ledger> plan_memory(const Layout& layout, const Config& config, const MemoryPlanOptions& options) {
+  return Rehearsal(layout, config, options).run();
+}
+
+}  // namespace ballast
