@@ -2,7 +2,10 @@
 
 #include <ATen/Parallel.h>
 
+#include <cstdio>
+#include <cstdlib>
 #include <exception>
+#include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
@@ -11,15 +14,43 @@
 
 namespace ballast::testing {
 
+namespace {
+
+std::string variable(const char* name, const char* otherwise) {
+  const char* value = std::getenv(name);
+  return value && *value ? value : otherwise;
+}
+
+// One world for all tests of a launched process: a second rendezvous on the launcher's port would race with the end of
+// the first.
+const World& launched_world(const WorldOptions& options) {
+  static const World world = World::from_env(options);
+  return world;
+}
+
+void run_as_launched(int n, int size, const std::function<void(const World&)>& fn, const WorldOptions& options) {
+  if (n == size) {
+    fn(launched_world(options));
+  } else if (n == 1) {
+    fn(World::single(options));
+  } else {
+    std::printf("skip: this part wants %d ranks and was launched on %d processes\n", n, size);
+  }
+}
+
+}  // namespace
+
 WorldOptions test_options() {
   WorldOptions options;
-  options.device = "cpu";
+  options.device = variable("BALLAST_TEST_DEVICE", "cpu");
+  options.backend = variable("BALLAST_TEST_BACKEND", "auto");
   options.timeout = std::chrono::seconds(60);
   return options;
 }
 
 void run_ranks(int n, const std::function<void(const World&)>& fn, const WorldOptions& options) {
   at::set_num_threads(1);  // new threads start with the last value set anywhere
+  if (const int size = std::stoi(variable("WORLD_SIZE", "1")); size > 1) return run_as_launched(n, size, fn, options);
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::exception_ptr> errors(n);
   std::vector<char> is_comm_error(n, false);

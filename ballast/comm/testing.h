@@ -6,11 +6,16 @@
 
 namespace ballast::testing {
 
-/// CPU, and a minute: a test that waits longer for a peer hangs.
+/// A minute: a test that waits longer for a peer hangs. The CPU, or what BALLAST_TEST_DEVICE and BALLAST_TEST_BACKEND
+/// say.
 WorldOptions test_options();
 
 /// Runs fn on n ranks of one world, a thread each, and joins them. Each thread computes with one thread. Rethrows the
 /// first error by rank, one that isn't a CommError before those: they are mostly its consequences on the other ranks.
+///
+/// In a process that torchrun or mpirun started as one of several, the ranks are those processes instead (on CUDA
+/// threads won't do: autograd has one thread a device): fn runs once, for this rank. Parts for one rank run in every
+/// process, parts for other numbers of ranks say that they don't run.
 void run_ranks(int n, const std::function<void(const World&)>& fn, const WorldOptions& options = test_options());
 
 }  // namespace ballast::testing
