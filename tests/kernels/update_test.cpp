@@ -81,7 +81,9 @@ TEST(Update, IsWithinOneUlpOfTheFormulaForEveryTypeLengthAndStart) {
   for (const Rule& rule : rules()) {
     for (const Scalar grad_type : kScalars) {
       for (const auto& out_type : kOutTypes) {
+        const bool same_types = out_type.value_or(Scalar::kFloat32) == grad_type;
         for (const std::int64_t n : lengths()) {
+          if (n > 2000 && !same_types) continue;  // types meet in the tails, chunks are cut alike for all of them
           for (const int offset : n < 2000 ? std::vector{0, 1, 2, 3} : std::vector{static_cast<int>(n % 4)}) {
             const Problem start(n, offset, grad_type, out_type);
             Problem best = start;
@@ -117,8 +119,10 @@ TEST(Update, IsWithinOneUlpOfTheFormulaForEveryTypeLengthAndStart) {
 TEST(Update, LongRangesGiveTheSameBitsForEveryThreadCountAndSplit) {
   const std::int64_t n = (1 << 20) + 13;
   for (const Rule& rule : rules()) {
+    const bool every_start = &rule == &rules().front();  // the copy is the same code for all rules
     for (const auto& out_type : kOutTypes) {
-      for (const int offset : &rule == &rules().front() ? std::vector{0, 1, 2, 3} : std::vector{1}) {
+      if (!every_start && out_type != Scalar::kBFloat16) continue;
+      for (const int offset : every_start ? std::vector{0, 1, 2, 3} : std::vector{1}) {
         const Problem start(n, offset, Scalar::kBFloat16, out_type);
         Problem want = start;
         for (std::int64_t begin = 0; begin < n; begin += 1000) {
