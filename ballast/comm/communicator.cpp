@@ -2,8 +2,11 @@
 
 #include <ATen/ATen.h>
 
+#include <sstream>
+
 #include "ballast/base/bytes.h"
 #include "ballast/base/error.h"
+#include "ballast/base/log.h"
 #include "ballast/comm/communicator_shared.h"
 
 namespace ballast {
@@ -50,6 +53,28 @@ std::string cause_of(const std::exception& error) {
   return text.substr(0, text.find('\n'));
 }
 
+// ---- Communicator::Shared ----
+
+std::string Communicator::Shared::context() const {
+  std::ostringstream out;
+  out << "rank " << rank << " of " << size << ", communicator " << purpose;
+  return out.str();
+}
+
+void Communicator::Shared::follow(std::uint64_t sequence, std::unique_ptr<Flight> flight) {
+  std::lock_guard lock(mutex);
+  if (!watch) {
+    watch = std::make_unique<CollectiveWatch>(log, timeout, [this](std::uint64_t late, const std::string& cause) {
+      // Told now: this rank's thread may hang in the device's driver until the backend ends the process.
+      log_warning("[comm.watch] collective ", late, " failed: ", cause, " (", context(),
+                  "; last collectives: ", log.text(), ")");
+      std::lock_guard failed(mutex);
+      if (failure.empty()) failure = "collective " + std::to_string(late) + " failed: " + cause;
+    });
+  }
+  watch->follow(sequence, std::move(flight));
+}
+
 // ---- PendingCollective ----
 
 struct PendingCollective::State {
@@ -64,9 +89,8 @@ struct PendingCollective::State {
   [[noreturn]] void fail(const std::exception& error) const {
     const std::string cause = cause_of(error);
     shared->log.ended(sequence, CollectiveLog::State::kFailed);
-    CommError full(std::string("comm.") + operation, what, " failed: ", cause, " (rank ", shared->rank, " of ",
-                   shared->size, ", communicator ", shared->purpose, ", collective ", sequence, ", ",
-                   format_bytes(bytes), "; last collectives: ", shared->log.text(), ")");
+    CommError full(std::string("comm.") + operation, what, " failed: ", cause, " (collective ", sequence, ", ",
+                   format_bytes(bytes), ", ", shared->context(), "; last collectives: ", shared->log.text(), ")");
     std::lock_guard lock(shared->mutex);
     if (shared->failure.empty()) shared->failure = what + " failed: " + cause;
     throw full;
@@ -100,7 +124,11 @@ void PendingCollective::wait() {
   } catch (const std::exception& error) {
     state->fail(error);
   }
-  state->shared->log.ended(state->sequence, CollectiveLog::State::kDone);
+  if (state->flight->blocks_host()) {
+    state->shared->log.ended(state->sequence, CollectiveLog::State::kDone);
+  } else {
+    state->shared->follow(state->sequence, std::move(state->flight));
+  }
 }
 
 // ---- Communicator ----
@@ -118,8 +146,7 @@ PendingCollective Communicator::launch(const char* operation, const std::string&
     std::lock_guard lock(shared_->mutex);
     if (!shared_->failure.empty()) {
       throw CommError(std::string("comm.") + operation, what, " refused: an earlier collective on this communicator, ",
-                      shared_->failure, " (rank ", shared_->rank, " of ", shared_->size, ", communicator ",
-                      shared_->purpose, ")");
+                      shared_->failure, " (", shared_->context(), ")");
     }
   }
   const std::int64_t bytes = static_cast<std::int64_t>(tensors[0].nbytes());

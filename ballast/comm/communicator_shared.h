@@ -9,10 +9,14 @@
 #include <string>
 
 #include "ballast/comm/collective_log.h"
+#include "ballast/comm/collective_watch.h"
 #include "ballast/comm/communicator.h"
 #include "ballast/comm/transport.h"
 
 namespace ballast {
+
+/// One line of an error's text, without LibTorch's backtrace.
+std::string cause_of(const std::exception& error);
 
 /// What a communicator and its collectives in flight hold in common.
 struct Communicator::Shared {
@@ -22,11 +26,14 @@ struct Communicator::Shared {
   std::chrono::milliseconds timeout{};
   std::unique_ptr<Transport> transport;  // null with one rank
   CollectiveLog log;
-  std::mutex mutex;     // guards failure
-  std::string failure;  // text of the first error; later launches repeat it instead of waiting for a dead peer
-};
+  std::mutex mutex;                        // guards what follows
+  std::string failure;                     // text of the first error; later launches repeat it instead of waiting
+  std::unique_ptr<CollectiveWatch> watch;  // made by the first collective that outlives its wait(); first to go
 
-/// One line of an error's text, without LibTorch's backtrace.
-std::string cause_of(const std::exception& error);
+  /// "rank 1 of 2, communicator gather", for an error.
+  std::string context() const;
+  /// Watches over a collective that the host doesn't wait for.
+  void follow(std::uint64_t sequence, std::unique_ptr<Flight> flight);
+};
 
 }  // namespace ballast

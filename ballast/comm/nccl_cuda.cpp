@@ -18,9 +18,15 @@ class NcclFlight final : public Flight {
  public:
   explicit NcclFlight(c10::intrusive_ptr<c10d::Work> work) : work_(std::move(work)) {}
 
-  /// Makes the current stream wait for the collective; the host doesn't. A peer that never comes is noticed by c10d's
-  /// watchdog thread, which ends the process after the timeout.
+  /// Makes the current stream wait for the collective; the host doesn't.
   void wait(std::chrono::milliseconds) override { work_->wait(); }
+
+  bool finished() override {
+    if (!work_->isCompleted()) return false;
+    if (const std::exception_ptr error = work_->exception()) std::rethrow_exception(error);
+    return true;
+  }
+  bool blocks_host() const noexcept override { return false; }
 
  private:
   c10::intrusive_ptr<c10d::Work> work_;
@@ -59,7 +65,10 @@ bool nccl_available() noexcept { return true; }
 std::unique_ptr<Transport> make_nccl(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                      std::chrono::milliseconds timeout) {
   auto options = c10d::ProcessGroupNCCL::Options::create();
-  options->timeout = timeout;
+  // c10d's watchdog ends the process, naming only its own sequence number. It comes after our watch, which has told
+  // which unit was travelling by then.
+  constexpr std::chrono::seconds kToTellFirst(5);
+  options->timeout = timeout + kToTellFirst;
   return std::make_unique<NcclTransport>(c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, options));
 }
 

@@ -17,6 +17,8 @@ class Flight {
   virtual void wait(std::chrono::milliseconds timeout) = 0;
   /// Does wait() hold up the calling thread, or only the work that is queued on its stream?
   virtual bool blocks_host() const noexcept = 0;
+  /// After wait(): has it ended? Asked only where wait() doesn't hold up the thread. Throws as wait().
+  virtual bool finished() { return true; }
 };
 
 /// What a communicator of two or more ranks runs on. Tensors are one-dimensional contiguous bytes whose sizes have been
