@@ -2,6 +2,7 @@
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <algorithm>
 #include <sstream>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -150,20 +151,22 @@ int World::size() const { return state_->size; }
 c10::Device World::device() const { return state_->device; }
 std::chrono::milliseconds World::timeout() const { return state_->options.timeout; }
 
-std::shared_ptr<Communicator> World::communicator(const std::string& purpose, c10::Device device) const {
+std::shared_ptr<Communicator> World::communicator(const std::string& purpose, c10::Device device,
+                                                  std::chrono::milliseconds shorter) const {
+  const std::chrono::milliseconds timeout = std::min(World::timeout(), shorter);
   auto shared = std::make_shared<Communicator::Shared>();
   shared->rank = rank();
   shared->size = size();
   shared->purpose = purpose;
   shared->device = device;
-  shared->timeout = timeout();
+  shared->timeout = timeout;
   if (state_->size > 1) {
     const auto number = state_->communicators.fetch_add(1);
     auto store = c10::make_intrusive<c10d::PrefixStore>(std::to_string(number) + "/" + purpose, state_->store);
     const bool nccl = device.is_cuda() && state_->options.backend != "gloo";
     try {
-      shared->transport = nccl ? make_nccl(store, rank(), size(), timeout())
-                               : make_gloo(store, rank(), size(), timeout(), state_->loopback);
+      shared->transport = nccl ? make_nccl(store, rank(), size(), timeout)
+                               : make_gloo(store, rank(), size(), timeout, state_->loopback);
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {

@@ -50,8 +50,11 @@ class World {
   std::chrono::milliseconds timeout() const;
 
   /// A communicator of its own (own connections, own order of calls) for tensors on this device. Collective. purpose
-  /// names it in errors ("gather", "reduce", "agree"). Throws CommError.
-  std::shared_ptr<Communicator> communicator(const std::string& purpose, c10::Device device) const;
+  /// names it in errors ("gather", "reduce", "agree"). timeout: of its collectives, where it is shorter than the
+  /// world's. Throws CommError.
+  std::shared_ptr<Communicator> communicator(
+      const std::string& purpose, c10::Device device,
+      std::chrono::milliseconds timeout = std::chrono::milliseconds::max()) const;
 
  private:
   struct State;

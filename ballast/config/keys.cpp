@@ -327,7 +327,8 @@ void add_reports(Keys& keys) {
   keys.push_back(bind<Config>(
       {.path = "comm_timeout_seconds",
        .allowed = {.kind = Kind::kNumber, .min = 0, .max = 1e6, .open_min = true},
-       .meaning = "Own key: how long a rank waits for its peers before it ends with an error."},
+       .meaning = "Own key: how long a rank waits for its peers before it ends with an error; a world's own timeout "
+                  "counts where it is shorter."},
       [](auto& c) -> auto& { return c.comm_timeout_seconds; }));
 }
 

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 
 #include "ballast/base/error.h"
@@ -45,9 +46,10 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module_in, const Config& c
   WalkedModule walked = walk(*module, config);
   layout = make_layout(std::move(walked.parameters), world.size());
 
-  gather = world.communicator("gather", world.device());
-  reduce = world.communicator("reduce", world.device());
-  rounds = std::make_unique<Rounds>(world.communicator("agree", c10::kCPU), Reducer::bits(layout),
+  const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(config.comm_timeout_seconds * 1000));
+  gather = world.communicator("gather", world.device(), timeout);
+  reduce = world.communicator("reduce", world.device(), timeout);
+  rounds = std::make_unique<Rounds>(world.communicator("agree", c10::kCPU, timeout), Reducer::bits(layout),
                                     [this](int unit) { return layout.units[static_cast<std::size_t>(unit)].name; });
 
   optimizer = std::make_unique<OptimizerStates>(layout, config.optimizer, policies.optimizer, world.rank(),
@@ -227,7 +229,9 @@ StepReport Engine::Impl::step() {
       if (clip > 0 && done.grad_norm > clip)
         done.clip_factor = clip / (done.grad_norm + 1e-6);  // as torch's clip_grad_norm_
       update(unscale * done.clip_factor, agreed);
-      lr = schedule.lr(++counters.applied_steps);
+      ++counters.applied_steps;
+      // Without a schedule a rate that the caller has set stays.
+      if (config.scheduler.type != SchedulerType::kNone) lr = schedule.lr(counters.applied_steps);
     } else {
       ++counters.skipped_steps;
     }
