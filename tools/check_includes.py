@@ -74,6 +74,9 @@ def component_of(path):
 def breaches_of_file(root, file, components, public):
     path = file.relative_to(root).as_posix()
     own = component_of(path)
+    if own and own not in components:
+        yield f"{path}:1: no ballast_component({own}) is declared in ballast/{own}/CMakeLists.txt"
+        return
     for number, included in includes_of(file):
         where = f"{path}:{number}: includes {included}"
         other = component_of(included)
@@ -95,8 +98,7 @@ def breaches(root):
             yield f"ballast/{component_of(header)}/CMakeLists.txt:1: PUBLIC names {header}, which does not exist"
     for folder in ("ballast", "examples"):
         for file in sorted((root / folder).rglob("*")):
-            own = component_of(file.relative_to(root).as_posix())
-            if file.suffix in (".h", ".cpp") and (own is None or own in components):
+            if file.suffix in (".h", ".cpp"):
                 yield from breaches_of_file(root, file, components, public)
 
 

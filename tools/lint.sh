@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks what a reader should not have to: formatting, the direction of includes, what public headers pull in.
+# Checks what a reader should not have to: formatting, the direction of includes, that the documentation is of this tree.
 # --fix formats in place.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -39,12 +39,13 @@ main() {
   local failed=()
   format "$@" || failed+=("formatting (./dev lint --fix mends it)")
   python3 tools/check_includes.py || failed+=("includes (tools/check_includes.py states the rules)")
+  python3 tools/check_docs.py || failed+=("documentation (tools/check_docs.py states the rules)")
   if ((${#failed[@]})); then
     local all
     printf -v all '%s; ' "${failed[@]}"
     die "lint failed: ${all%; }" "each line above names a place"
   fi
-  say "dev: formatted, and the include rules hold"
+  say "dev: sources are formatted, includes and documentation keep their rules"
 }
 
 main "$@"

@@ -53,6 +53,9 @@ class CheckIncludes(unittest.TestCase):
             {"ballast/grads/window.cpp": '#include "ballast/base/error.h"\n'}
         )
 
+    def test_every_folder_declares_its_component(self):
+        self.expect_one("ballast/stray/stray.cpp:1: no ballast_component(stray)", {"ballast/stray/stray.cpp": ""})
+
     def test_components_form_no_cycle(self):
         found = self.breaches({"ballast/base/CMakeLists.txt": "ballast_component(base USES grads PUBLIC error.h SOURCES log.cpp)"})
         self.assertEqual(len(found), 3, found)  # each of the three reaches itself
