@@ -149,7 +149,9 @@ void Engine::set_full_parameter(const std::string& name, const at::Tensor& value
     engine.rounds->meet_on_unit(Call::kAccess, unit);
     if (info.trainable) {
       engine.write_state(parameter, "", value);
-      engine.params->publish(unit);
+      std::vector<bool> written(engine.layout.parameters.size(), false);
+      written[static_cast<std::size_t>(parameter)] = true;
+      engine.params->publish(unit, written);
       engine.params->finish_publish();
     } else {
       engine.params->hold(unit);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <sstream>
 
 #include "ballast/base/error.h"
 #include "ballast/base/log.h"
@@ -26,6 +27,33 @@ double rounded(double value, c10::ScalarType dtype) {
       return static_cast<float>(value);
     default:
       return value;
+  }
+}
+
+// FNV-1a, cut to what a double holds exactly.
+double digest(const std::string& text) {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  for (unsigned char c : text) hash = (hash ^ c) * 0x100000001b3;
+  return static_cast<double>(hash >> 12);
+}
+
+// Ranks that were given different models or configurations would meet in mismatched collectives later, far from the
+// cause.
+void check_same_everywhere(Rounds& rounds, const Config& config, const Layout& layout) {
+  std::ostringstream parameters;
+  for (const ParameterInfo& p : layout.parameters)
+    parameters << p.name() << c10::IntArrayRef(p.shape) << c10::toString(p.dtype) << p.trainable << p.unit << p.group
+               << ';';
+  const std::vector<double> mine{digest(config.describe()), static_cast<double>(layout.parameters.size()),
+                                 digest(parameters.str())};
+  const auto all = rounds.exchange(mine);
+  for (std::size_t r = 1; r < all.size(); ++r) {
+    if (all[r][0] != all[0][0])
+      throw CommError("engine.Engine", "ranks have different configurations (rank 0 and rank ", r,
+                      " differ; give all ranks the same file)");
+    if (all[r] != all[0])
+      throw CommError("engine.Engine", "ranks have different models (rank 0: ", all[0][1], " parameters, rank ", r,
+                      ": ", all[r][1], "; names, shapes, types, trainability or groups differ)");
   }
 }
 
@@ -51,6 +79,8 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module_in, const Config& c
   reduce = world.communicator("reduce", world.device(), timeout);
   rounds = std::make_unique<Rounds>(world.communicator("agree", c10::kCPU, timeout), Reducer::bits(layout),
                                     [this](int unit) { return layout.units[static_cast<std::size_t>(unit)].name; });
+
+  check_same_everywhere(*rounds, config, layout);
 
   optimizer = std::make_unique<OptimizerStates>(layout, config.optimizer, policies.optimizer, world.rank(),
                                                 world.device(), ledger);
@@ -270,7 +300,7 @@ void Engine::Impl::update(double factor, const Agreed& agreed) {
     if (!sum.defined()) continue;
     optimizer->update(unit.id, sum, step);
     grads->release(unit.id);
-    params->publish(unit.id);
+    params->publish(unit.id, agreed.active);
   }
   params->finish_publish();
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ballast/engine/policies.h"
+#include "ballast/params/fault_order.h"
 
 namespace ballast {
 namespace {
@@ -35,6 +36,7 @@ class Rehearsal {
     Ledger::Entry params, optimizer, local, sum, gathered;
     bool wide = false;  // local is in the accumulation dtype
     bool persistent = false;
+    bool touched = false;  // since it was gathered
   };
   struct Flight {
     int unit;
@@ -67,38 +69,64 @@ class Rehearsal {
     }
   }
 
-  // Residency: oldest first, prefetch along the known order.
+  // Residency, with the same decisions in the same order.
   void map(int id) {
-    bytes(id).gathered =
+    UnitBytes& mine = bytes(id);
+    mine.gathered =
         ledger_->track(MemoryKind::kGathered, Tier::kDevice, unit(id).padded * size_of(unit(id).compute_dtype));
+    mine.touched = false;
   }
   bool mapped(int id) { return bytes(id).gathered.bytes() > 0; }
-  bool make_room(std::int64_t elements, int used_now) {
-    for (std::size_t i = 0; live_ + elements > policies_.params.limits.max_live && i < order_.size();) {
-      if (order_[i] == used_now) {
+  void gather(int id) {
+    map(id);
+    mapped_order_.push_back(id);
+    live_ += unit(id).padded;
+    ahead_ += unit(id).padded;
+  }
+  void drop(int id) {
+    live_ -= unit(id).padded;
+    if (!bytes(id).touched) ahead_ -= unit(id).padded;
+    bytes(id).gathered = {};
+    mapped_order_.erase(std::find(mapped_order_.begin(), mapped_order_.end(), id));
+  }
+  bool make_room(std::int64_t elements, int in_use, bool for_prefetch) {
+    const std::int64_t limit = policies_.params.limits.max_live;
+    for (std::size_t i = 0; live_ + elements > limit && i < mapped_order_.size();) {
+      const int oldest = mapped_order_[i];
+      if (oldest == in_use || (for_prefetch && !bytes(oldest).touched)) {
         ++i;
         continue;
       }
-      live_ -= unit(order_[i]).padded;
-      bytes(order_[i]).gathered = {};
-      order_.erase(order_.begin() + static_cast<std::ptrdiff_t>(i));
+      drop(oldest);
     }
-    return live_ + elements <= policies_.params.limits.max_live;
+    return live_ + elements <= limit;
   }
-  void gather(int id) {
-    map(id);
-    order_.push_back(id);
-    live_ += unit(id).padded;
-  }
-  void touch(int id, int next) {
-    if (!policies_.params.sharded || bytes(id).persistent) return;
+  void touch(int id) {
+    UnitBytes& mine = bytes(id);
+    if (!policies_.params.sharded || mine.persistent || (mapped(id) && mine.touched)) return;
     if (!mapped(id)) {
-      make_room(unit(id).padded, id);
+      make_room(unit(id).padded, id, false);
       gather(id);
     }
-    const bool worth_it =
-        next >= 0 && !bytes(next).persistent && !mapped(next) && unit(next).padded <= policies_.params.limits.prefetch;
-    if (worth_it && make_room(unit(next).padded, id)) gather(next);
+    ahead_ -= unit(id).padded;
+    mine.touched = true;
+    order_.record(id);
+    prefetch(id);
+  }
+  void prefetch(int in_use) {
+    FaultOrder::State state = order_.now();
+    for (std::size_t looked = 0; looked < units_.size(); ++looked) {
+      const int next = order_.predict(state);
+      if (next < 0) return;
+      state = {state.last, next};
+      if (mapped(next)) {
+        if (bytes(next).touched) return;
+        continue;
+      }
+      if (ahead_ + unit(next).padded > policies_.params.limits.prefetch) return;
+      if (!make_room(unit(next).padded, in_use, true)) return;
+      gather(next);
+    }
   }
 
   // GradientStore and Reducer.
@@ -127,13 +155,12 @@ class Rehearsal {
     UnitBytes& mine = bytes(id);
     const c10::ScalarType travels =
         mine.wide ? policies_.grads.accumulate : policies_.grads.communicate.value_or(unit(id).compute_dtype);
+    mine.local = {};
     if (alone()) {
-      mine.local = {};
       land(id);
       return;
     }
     while (!flights_.empty() && in_flight_elements_ + unit(id).padded > policies_.grads.max_in_flight) land_oldest();
-    mine.local = {};
     flights_.push_back(
         {id, ledger_->track(MemoryKind::kStaging, Tier::kDevice, 2 * unit(id).padded * size_of(travels))});
     in_flight_elements_ += unit(id).padded;
@@ -153,9 +180,9 @@ class Rehearsal {
 
   void backward() {
     const int last = static_cast<int>(units_.size()) - 1;
-    for (int id = 0; id <= last; ++id) touch(id, id < last ? id + 1 : -1);
+    for (int id = 0; id <= last; ++id) touch(id);
     for (int id = last; id >= 0; --id) {
-      touch(id, id - 1);
+      touch(id);
       if (!unit(id).trainable) continue;
       contribute(id);
       if (starts_early(id)) {
@@ -173,13 +200,12 @@ class Rehearsal {
   void step() {
     reduce_held();
     contributions_ = 0;
-    for (UnitBytes& mine : units_) {
+    for (const Unit& u : layout_.units) {
+      UnitBytes& mine = bytes(u.id);
       mine.sum = {};
       mine.wide = false;
-      if (!mine.persistent) mine.gathered = {};
+      if (u.trainable && !mine.persistent && mapped(u.id)) drop(u.id);  // its shard has new values
     }
-    order_.clear();
-    live_ = 0;
   }
 
   const Layout& layout_;
@@ -188,9 +214,11 @@ class Rehearsal {
   MemoryPlanOptions options_;
   std::shared_ptr<Ledger> ledger_ = Ledger::create();
   std::vector<UnitBytes> units_;
-  std::vector<int> order_;
+  std::vector<int> mapped_order_;  // oldest first
+  FaultOrder order_;
   std::deque<Flight> flights_;
-  std::int64_t live_ = 0, in_flight_elements_ = 0, contributions_ = 0;
+  std::int64_t live_ = 0, ahead_ = 0;
+  std::int64_t in_flight_elements_ = 0, contributions_ = 0;
   bool held_back_ = false;
 };
 

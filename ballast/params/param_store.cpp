@@ -57,11 +57,13 @@ Range ParamStore::owned_range(int unit) const {
   return policy_.updates_whole ? Range{0, u.padded} : u.shard_of(gather_->rank());
 }
 
-void ParamStore::publish(int unit) {
+void ParamStore::publish(int unit, const std::vector<bool>& updated) {
   const Unit& u = layout_.units[static_cast<std::size_t>(unit)];
   // A graph from before the update must refuse to run its backward, as after torch.optim's in-place step.
-  for (const Slot& slot : u.slots)
-    parameters_[static_cast<std::size_t>(slot.parameter)].unsafeGetTensorImpl()->bump_version();
+  for (const Slot& slot : u.slots) {
+    const auto p = static_cast<std::size_t>(slot.parameter);
+    if (updated[p]) parameters_[p].unsafeGetTensorImpl()->bump_version();
+  }
   if (policy_.sharded) {
     residency_->accept_writes(unit);
     residency_->invalidate(unit);

@@ -46,8 +46,9 @@ class ParamStore {
   const at::Tensor& owned(int unit) const { return units_[static_cast<std::size_t>(unit)].owned; }
   Range owned_range(int unit) const;
 
-  /// owned(unit) has new values: brings them into view of the module on all ranks. Collective; finish_publish waits.
-  void publish(int unit);
+  /// owned(unit) has new values: brings them into view of the module on all ranks and bumps the version counters of the
+  /// parameters that were updated (by parameter index). Collective; finish_publish waits.
+  void publish(int unit, const std::vector<bool>& updated);
   void finish_publish();
 
   /// The module's view of one parameter; readable only while its unit is held where it is sharded.

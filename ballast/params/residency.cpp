@@ -54,13 +54,13 @@ void Residency::adopt(int unit, at::Tensor full, at::Tensor shard, std::vector<a
 void Residency::touch_and_pin(int unit) noexcept {
   Lock lock(mutex_);
   ++running_operators_;
+  ++at(unit).pins;  // before the prefetch that follows a fault: it must not make room with this unit
   try {
     refuse_second_thread(lock);
     use(lock, unit);
   } catch (...) {
     fail(lock, std::current_exception());
   }
-  ++at(unit).pins;
   // The operator must throw, not read nothing.
   if (failure_ && at(unit).residence != Residence::kMapped) at(unit).storage.arm(text_of(failure_));
 }
@@ -75,13 +75,16 @@ void Residency::hold(int unit) {
   if (!at(unit).managed) return;
   at::DisableRecordFunctionGuard unobserved;
   Lock lock(mutex_);
+  ++at(unit).pins;  // as above
   try {
     use(lock, unit);
   } catch (...) {
     fail(lock, std::current_exception());
   }
-  if (failure_) std::rethrow_exception(failure_);
-  ++at(unit).pins;
+  if (failure_) {
+    --at(unit).pins;
+    std::rethrow_exception(failure_);
+  }
 }
 
 void Residency::let_go(int unit) noexcept {
