@@ -45,7 +45,7 @@ struct BFloat16 {
   }
   /// Round to nearest even in integers, since Highway's own demotion cuts. Every NaN becomes 0x7fc0, as in PyTorch.
   template <class D>
-  static HWY_INLINE hn::Vec<hn::Rebind<std::uint16_t, D>> encode(D d, hn::Vec<D> v) {
+  static HWY_INLINE hn::Vec<hn::Rebind<std::uint16_t, D>> encode(D, hn::Vec<D> v) {
     const hn::Rebind<std::uint16_t, D> d16;
     const hn::RebindToSigned<D> di;
     const hn::RebindToUnsigned<D> du;
