@@ -44,7 +44,7 @@ void check_same_everywhere(Rounds& rounds, const Config& config, const Layout& l
   for (const ParameterInfo& p : layout.parameters)
     parameters << p.name() << c10::IntArrayRef(p.shape) << c10::toString(p.dtype) << p.trainable << p.unit << p.group
                << ';';
-  const std::vector<double> mine{digest(config.describe()), static_cast<double>(layout.parameters.size()),
+  const std::vector<double> mine{digest(describe(config)), static_cast<double>(layout.parameters.size()),
                                  digest(parameters.str())};
   const auto all = rounds.exchange(mine);
   for (std::size_t r = 1; r < all.size(); ++r) {
