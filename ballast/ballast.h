@@ -5,4 +5,5 @@
 #include "ballast/base/log.h"
 #include "ballast/comm/world.h"
 #include "ballast/config/config.h"
+#include "ballast/engine/activation_checkpoint.h"
 #include "ballast/engine/engine.h"

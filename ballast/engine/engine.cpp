@@ -68,7 +68,8 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module_in, const Config& c
       policies(make_policies(config, world.size())),
       window(config.managed_gradient_accumulation, batch.accumulation_steps),
       scaler(config.fp16),
-      schedule(config.scheduler, config.optimizer) {
+      schedule(config.scheduler, config.optimizer),
+      progress(config, world) {
   const at::NoGradGuard no_grad;
   if (!module) throw UseError("engine.Engine", "the module is null");
   WalkedModule walked = walk(*module, config);
@@ -169,6 +170,7 @@ void Engine::Impl::backward(const at::Tensor& loss, const BackwardOptions& optio
   gradient_arrived = false;
   in_backward = true;
   try {
+    const auto timer = progress.time(ProgressLog::kBackward);
     torch::autograd::backward({loss}, {seed}, options.retain_graph);
     in_backward = false;
   } catch (...) {
@@ -184,6 +186,7 @@ void Engine::Impl::backward(const at::Tensor& loss, const BackwardOptions& optio
   }
   params->rethrow_failure();
   const at::NoGradGuard no_grad;
+  const auto timer = progress.time(ProgressLog::kReduce);
   if (reducer->reduces_at_backward()) final_on_error([&] { return reducer->round(Call::kBackward, announce(true)); });
 }
 
@@ -223,6 +226,7 @@ StepReport Engine::Impl::step() {
   // Ranks with fewer backwards join the others' rounds here until everybody has come to its step().
   Agreed agreed;
   do {
+    const auto timer = progress.time(ProgressLog::kReduce);
     agreed = final_on_error([&] { return reducer->round(Call::kStep, announce(window.boundary())); });
   } while (!agreed.all_in_step);
   window.complete_micro_batch(agreed.any_backward);
@@ -266,6 +270,7 @@ StepReport Engine::Impl::step() {
       ++counters.skipped_steps;
     }
     drop_window();
+    progress.window_ended(done, counters);
     scaler.update(!finite);
     return done;
   });
@@ -273,6 +278,7 @@ StepReport Engine::Impl::step() {
 
 // Partial sums are per shard and added in rank order, in every stage: a rank that keeps the whole sum forms them all.
 double Engine::Impl::norm_squared() {
+  const auto timer = progress.time(ProgressLog::kNorm);
   SquareSums squares(world.size());
   for (const Unit& unit : layout.units) {
     const at::Tensor& sum = grads->landed(unit.id);
@@ -298,10 +304,15 @@ void Engine::Impl::update(double factor, const Agreed& agreed) {
   for (const Unit& unit : layout.units) {
     const at::Tensor sum = grads->landed(unit.id);
     if (!sum.defined()) continue;
-    optimizer->update(unit.id, sum, step);
-    grads->release(unit.id);
+    {
+      const auto timer = progress.time(ProgressLog::kUpdate);
+      optimizer->update(unit.id, sum, step);
+      grads->release(unit.id);
+    }
+    const auto timer = progress.time(ProgressLog::kPublish);
     params->publish(unit.id, agreed.active);
   }
+  const auto timer = progress.time(ProgressLog::kPublish);
   params->finish_publish();
 }
 

@@ -6,6 +6,7 @@
 
 #include "ballast/engine/engine.h"
 #include "ballast/engine/policies.h"
+#include "ballast/engine/progress_log.h"
 #include "ballast/grads/gradient_store.h"
 #include "ballast/grads/hooks.h"
 #include "ballast/grads/loss_scaler.h"
@@ -71,6 +72,7 @@ struct Engine::Impl {
   Schedule schedule;
   std::vector<double> lr;  // of the next applied step
   Counters counters;
+  ProgressLog progress;
   int no_sync_guards = 0, coalesce_guards = 0;
   bool in_backward = false;
   bool gradient_arrived = false;  // in the backward that runs now

@@ -33,6 +33,7 @@ Residency::Residency(const Layout& layout, Rounds& rounds, std::shared_ptr<Commu
 
 void Residency::adopt(int unit, at::Tensor full, at::Tensor shard, std::vector<at::Tensor> parameters,
                       bool persistent) {
+  at::DisableRecordFunctionGuard unobserved;  // a persistent unit is gathered here, under the lock
   Lock lock(mutex_);
   State& state = at(unit);
   const std::string& name = layout_.units[static_cast<std::size_t>(unit)].name;
