@@ -2,7 +2,7 @@
 """Holds the documentation to what it describes; prints every breach as FILE: what.
 
 README.md shows examples/caller_owned.cpp as it is; the table of components in docs/architecture.md is that of the
-CMakeLists.txt; links within the repository lead somewhere; every `./dev VERB` and `-p PRESET` exists.
+CMakeLists.txt; links and the paths in backticks lead somewhere; every `./dev VERB` and `-p PRESET` exists.
 
 usage: check_docs.py [ROOT]
 """
@@ -15,6 +15,8 @@ import sys
 import check_includes
 
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+# `ballast/grads/window.h`, `tests/engine/`: from the root. A component's README may also name its own files bare.
+PATH = re.compile(r"`((?:ballast|cli|tests|tools|docs|examples|benchmarks|cmake)/[\w./-]+)`")
 ROW = re.compile(r"^\| (\w+) \| ([\w ]*?) ?\|", re.MULTILINE)
 
 
@@ -45,6 +47,13 @@ def link_breaches(root):
                 yield f"{document.relative_to(root)}: link to {target}, which does not exist"
 
 
+def path_breaches(root):
+    for document in documents(root):
+        for path in PATH.findall(document.read_text()):
+            if not (root / path).exists():
+                yield f"{document.relative_to(root)}: names {path}, which does not exist"
+
+
 def command_breaches(root):
     verbs = set(re.findall(r"^  (\w+) ", (root / "dev").read_text(), re.MULTILINE))
     presets = {preset["name"] for preset in json.loads((root / "CMakePresets.json").read_text())["configurePresets"]}
@@ -57,7 +66,7 @@ def command_breaches(root):
 
 
 def breaches(root):
-    for check in (example_breaches, component_breaches, link_breaches, command_breaches):
+    for check in (example_breaches, component_breaches, link_breaches, path_breaches, command_breaches):
         yield from check(root)
 
 
