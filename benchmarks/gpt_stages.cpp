@@ -1,0 +1,167 @@
+// Trains a GPT at several stages, one after the other, on the device of each rank, and prints for each stage the speed,
+// the seconds of a window split into forward-backward and step, and the peak memory by the ledger and by the device's
+// allocator. Ranks come from the environment: alone it is one rank; for two GPUs
+//
+//   torchrun --no-python --nproc-per-node 2 build/cuda/benchmarks/bench_gpt_stages
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/torch.h>
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "ballast/base/bytes.h"
+#include "ballast/engine/activation_checkpoint.h"
+#include "ballast/engine/engine.h"
+#include "ballast/models/gpt.h"
+#include "benchmarks/measure.h"
+
+namespace {
+
+using namespace ballast;
+
+struct Run {
+  models::GptOptions model;
+  std::int64_t micro_batch, window, windows, max_live, bucket;
+  std::string dtype;
+  bool checkpointing;
+};
+
+void synchronize(c10::Device device) {
+  if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+}
+
+c10::DeviceAllocator* allocator_of(c10::Device device) {
+  return device.is_cpu() ? nullptr : c10::getDeviceAllocator(device.type());
+}
+
+Config config_of(const Run& run, int stage, const std::string& offload) {
+  nlohmann::json zero = {{"stage", stage}};
+  if (offload != "none") zero["offload_optimizer"] = {{"device", offload}};
+  if (run.max_live > 0) zero["stage3_max_live_parameters"] = run.max_live;
+  if (run.bucket > 0) zero["reduce_bucket_size"] = run.bucket;
+  nlohmann::json json = {{"train_micro_batch_size_per_gpu", run.micro_batch},
+                         {"gradient_accumulation_steps", run.window},
+                         {"managed_gradient_accumulation", false},
+                         {"steps_per_print", 0},
+                         {"gradient_clipping", 1.0},
+                         {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 1e-4}, {"weight_decay", 0.1}}}}},
+                         {"zero_optimization", zero}};
+  if (run.dtype != "fp32") json[run.dtype] = {{"enabled", true}};
+  return Config::from_json(json);
+}
+
+void train(const Run& run, int stage, const std::string& offload, const World& world) {
+  const c10::Device device = world.device();
+  c10::DeviceAllocator* const allocator = allocator_of(device);
+  if (allocator) {
+    allocator->emptyCache();
+    allocator->resetPeakStats(device.index());
+  }
+  models::Gpt model(run.model);
+  if (run.checkpointing)
+    model->set_block_runner([](const auto& block, const at::Tensor& x) { return checkpoint(block, x); });
+  Engine engine(model.ptr(), config_of(run, stage, offload), world);
+
+  at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(world.rank() + 1);
+  const std::int64_t length = run.model.context;
+  const at::Tensor tokens = at::randint(0, run.model.vocabulary, {run.window, run.micro_batch, length + 1}, generator,
+                                        at::TensorOptions(at::kLong))
+                                .to(device);
+  constexpr int kWarmUp = 2;  // the first windows learn stage 3's order and fill the allocator's cache
+  std::vector<double> computes, steps, windows;
+  double first_loss = 0, last_loss = 0;
+  for (std::int64_t w = 0; w < run.windows + kWarmUp; ++w) {
+    synchronize(device);
+    at::Tensor loss;
+    const bench::Stopwatch watch;
+    for (std::int64_t k = 0; k < run.window; ++k) {
+      loss = model->loss(tokens[k].narrow(1, 0, length), tokens[k].narrow(1, 1, length));
+      engine.backward(loss);
+    }
+    synchronize(device);
+    const double compute = watch.seconds();
+    engine.step();
+    engine.synchronize();
+    synchronize(device);
+    const double all = watch.seconds();
+    last_loss = loss.item<double>();
+    if (w == 0) first_loss = last_loss;
+    if (w < kWarmUp) continue;
+    computes.push_back(compute);
+    steps.push_back(all - compute);
+    windows.push_back(all);
+  }
+
+  if (world.rank() == 0) {
+    const double items = static_cast<double>(world.size() * run.window * run.micro_batch * length);
+    std::string allocated = "-", reserved = "-";
+    if (allocator) {
+      const c10::CachingDeviceAllocator::DeviceStats stats = allocator->getDeviceStats(device.index());
+      constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+      allocated = format_bytes(stats.allocated_bytes[kAll].peak);
+      reserved = format_bytes(stats.reserved_bytes[kAll].peak);
+    }
+    std::printf("| %d | %s | %.0f | %.4f + %.4f | %s | %s | %s | %s | %.3f, %.3f |\n", stage, offload.c_str(),
+                items / bench::median(windows), bench::median(computes), bench::median(steps),
+                format_bytes(engine.memory().total(Tier::kDevice).peak).c_str(),
+                format_bytes(engine.memory().total(Tier::kHost).peak).c_str(), allocated.c_str(), reserved.c_str(),
+                first_loss, last_loss);
+    std::fflush(stdout);
+  }
+  engine.shutdown();
+}
+
+std::vector<std::string> split(const std::string& list) {
+  std::vector<std::string> items;
+  std::istringstream in(list);
+  for (std::string item; std::getline(in, item, ',');) items.push_back(item);
+  return items;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  bench::Flags flags(argc, argv, "Speed and memory of a GPT at stages 0-3. The defaults are small enough for a CPU.");
+  Run run;
+  run.model.layers = flags.number("layers", 4, "blocks of the model");
+  run.model.width = flags.number("width", 128, "width of the model");
+  run.model.heads = flags.number("heads", 4, "attention heads");
+  run.model.vocabulary = flags.number("vocabulary", 256, "size of the vocabulary");
+  run.model.context = flags.number("sequence", 64, "tokens a sequence");
+  run.micro_batch = flags.number("micro-batch", 4, "sequences a rank and backward");
+  run.window = flags.number("window", 2, "backwards a window");
+  run.windows = flags.number("windows", 4, "measured windows of each stage");
+  run.max_live = flags.number("max-live", 0, "stage3_max_live_parameters; 0: the default");
+  run.bucket = flags.number("bucket", 0, "reduce_bucket_size; 0: the default");
+  run.dtype = flags.text("dtype", "bf16", "fp32, bf16 or fp16");
+  run.checkpointing = flags.number("checkpointing", 0, "1: recompute each block's activations in backward") != 0;
+  const auto stages = split(flags.text("stages", "0,1,2,3", "stages, in this order"));
+  const auto offloads =
+      split(flags.text("offload", "none,cpu", "where the optimizer's states are: none (device), cpu"));
+  const std::string device = flags.text("device", "auto", "auto, cpu or cuda");
+  flags.finish();
+
+  const World world = World::from_env({.device = device});
+  if (world.rank() == 0) {
+    std::int64_t parameters = 0;
+    for (const auto& shape : models::parameter_shapes(run.model)) {
+      std::int64_t numel = 1;
+      for (std::int64_t size : shape.sizes) numel *= size;
+      parameters += numel;
+    }
+    std::printf(
+        "%.1f M parameters, %s, %d rank(s) on %s, micro-batch %lld x %lld, window of %lld, median of %lld windows\n\n"
+        "| stage | offload | tokens/s | seconds a window: compute + step | ledger, device | ledger, host | allocated | "
+        "reserved | loss, first and last |\n|---|---|---|---|---|---|---|---|---|\n",
+        static_cast<double>(parameters) / 1e6, run.dtype.c_str(), world.size(), world.device().str().c_str(),
+        static_cast<long long>(run.micro_batch), static_cast<long long>(run.model.context),
+        static_cast<long long>(run.window), static_cast<long long>(run.windows));
+    std::fflush(stdout);
+  }
+  for (const std::string& offload : offloads)
+    for (const std::string& stage : stages) train(run, std::stoi(stage), offload, world);
+}
