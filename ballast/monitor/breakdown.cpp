@@ -9,19 +9,21 @@ namespace ballast::monitor {
 Breakdown::Breakdown(std::vector<std::string> phases, std::function<void()> wait)
     : phases_(std::move(phases)), wait_(std::move(wait)), seconds_(phases_.size()), total_(phases_.size()) {}
 
-Breakdown::Timer::Timer(Breakdown& owner, std::size_t phase) : owner_(owner), phase_(phase) {
-  if (owner_.wait_) owner_.wait_();
+Breakdown::Timer::Timer(Breakdown* owner, std::size_t phase) : owner_(owner), phase_(phase) {
+  if (!owner_) return;
+  if (owner_->wait_) owner_->wait_();
   start_ = std::chrono::steady_clock::now();
 }
 
 Breakdown::Timer::~Timer() {
+  if (!owner_) return;
   try {
-    if (owner_.wait_) owner_.wait_();
+    if (owner_->wait_) owner_->wait_();
   } catch (...) {  // the device's error comes again with the next operator, where it can be thrown
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  owner_.seconds_[phase_] += seconds;
-  owner_.total_[phase_] += seconds;
+  owner_->seconds_[phase_] += seconds;
+  owner_->total_[phase_] += seconds;
 }
 
 std::vector<double> Breakdown::take() {

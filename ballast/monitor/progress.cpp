@@ -33,11 +33,15 @@ Progress::Progress(std::FILE* out, bool terminal) : out_(out), terminal_(termina
 
 Progress::~Progress() {
   set_log_sink({});
-  if (drawn_) {
-    draw();
-    std::fputc('\n', out_);
-    std::fflush(out_);
-  }
+  end();
+}
+
+void Progress::end() {
+  if (!drawn_) return;
+  draw();  // with what report() held back
+  std::fputc('\n', out_);
+  std::fflush(out_);
+  drawn_ = false;
 }
 
 bool Progress::is_terminal(std::FILE* out) {

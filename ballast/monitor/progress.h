@@ -14,7 +14,7 @@ class Progress {
   Progress(std::FILE* out, bool terminal);
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
-  ~Progress();  // ends the bar's line, gives log lines back to standard error
+  ~Progress();  // end(); log lines go to standard error again
 
   static bool is_terminal(std::FILE* out);
 
@@ -23,6 +23,8 @@ class Progress {
   void report(double fraction, const std::string& text, bool milestone);
   /// A line that stays, in both.
   void line(const std::string& text);
+  /// Leaves the bar as it stands and goes on below it. The destructor does the same.
+  void end();
 
  private:
   void draw();

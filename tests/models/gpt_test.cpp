@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "ballast/base/error.h"
+#include "ballast/models/skeleton.h"
 
 namespace ballast::models {
 namespace {
@@ -25,18 +26,22 @@ std::string error_of(const GptOptions& options) {
   return "no error";
 }
 
-TEST(Gpt, ParameterShapesAreThoseOfTheModule) {
+TEST(Gpt, SkeletonIsTheModuleWithoutItsMemory) {
   for (const bool tied : {true, false}) {
     GptOptions options = small();
     options.tied_head = tied;
-    const auto shapes = parameter_shapes(options);
     Gpt model(options);
     const auto named = model->named_parameters();
-    ASSERT_EQ(named.size(), shapes.size());
-    for (std::size_t i = 0; i < shapes.size(); ++i) {
-      EXPECT_EQ(named[i].key(), shapes[i].name);
-      EXPECT_EQ(named[i].value().sizes().vec(), shapes[i].sizes) << shapes[i].name;
+    const auto outline = skeleton(options);
+    const auto outlined = outline->named_parameters();
+    ASSERT_EQ(named.size(), outlined.size());
+    for (std::size_t i = 0; i < named.size(); ++i) {
+      EXPECT_EQ(named[i].key(), outlined[i].key());
+      EXPECT_EQ(named[i].value().sizes(), outlined[i].value().sizes()) << named[i].key();
+      EXPECT_EQ(named[i].value().requires_grad(), outlined[i].value().requires_grad());
+      EXPECT_TRUE(outlined[i].value().is_meta());
     }
+    EXPECT_NE(std::dynamic_pointer_cast<torch::nn::ModuleListImpl>(outline->named_children()["blocks"]), nullptr);
   }
 }
 

@@ -39,10 +39,12 @@ TEST_F(ProgressTest, ATerminalGetsABarAndLinesAboveIt) {
     progress.report(0.5, "step 5", false);
     log_info("note");
     progress.report(1, "step 10", false);  // within the redraw interval: shown at the end
+    progress.end();
+    progress.line("done");
   }
   const std::string half = "\r\x1b[K[############............]  50% step 5";
   const std::string all = "\r\x1b[K[########################] 100% step 10";
-  EXPECT_EQ(written(), half + "\r\x1b[Knote\n" + half + all + "\n");
+  EXPECT_EQ(written(), half + "\r\x1b[Knote\n" + half + all + "\ndone\n");
 }
 
 TEST_F(ProgressTest, ALongTextIsCutToTheTerminal) {
