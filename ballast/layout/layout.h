@@ -1,10 +1,10 @@
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
-
-#include <c10/core/ScalarType.h>
 
 namespace ballast {
 
@@ -67,14 +67,17 @@ struct Layout {
   };
   std::vector<Place> places;  // by parameter
 
-  const Unit& unit_of(int parameter) const { return units[static_cast<std::size_t>(places[static_cast<std::size_t>(parameter)].unit)]; }
+  const Unit& unit_of(int parameter) const {
+    return units[static_cast<std::size_t>(places[static_cast<std::size_t>(parameter)].unit)];
+  }
   const Slot& slot_of(int parameter) const;
-  /// Index of the parameter with this dotted name, tied names included. UseError with the nearest name if there is none.
+  /// Index of the parameter with this dotted name, tied names included. UseError with the nearest name if there is
+  /// none.
   int find(const std::string& name) const;
 };
 
-/// Groups parameters into units by (unit, dtype, compute dtype, trainable) in order of first appearance, which is forward order for
-/// a module that declares its children in the order in which it runs them.
+/// Groups parameters into units by (unit, dtype, compute dtype, trainable) in order of first appearance, which is
+/// forward order for a module that declares its children in the order in which it runs them.
 Layout make_layout(std::vector<ParameterInfo> parameters, int world);
 
 }  // namespace ballast

@@ -19,7 +19,8 @@ TEST(Error, TextNamesOperationWhatAndBothValues) {
 
 TEST(Log, SinkReceivesWholeLines) {
   std::string seen;
-  set_log_sink([&](LogLevel level, const std::string& line) { seen += (level == LogLevel::kWarning ? "W " : "I ") + line; });
+  set_log_sink(
+      [&](LogLevel level, const std::string& line) { seen += (level == LogLevel::kWarning ? "W " : "I ") + line; });
   log_warning("rank ", 3, " is late");
   set_log_sink(nullptr);
   EXPECT_EQ(seen, "W rank 3 is late");

@@ -18,8 +18,9 @@ ParameterInfo parameter(std::string name, std::int64_t numel, std::string unit, 
 }
 
 TEST(Layout, UnitsSplitByTrainabilityAndKeepOrderOfAppearance) {
-  const Layout layout = make_layout({parameter("a.w", 7, "a"), parameter("b.w", 100, "b"), parameter("a.frozen", 3, "a", false),
-                                     parameter("a.b", 33, "a")}, 3);
+  const Layout layout = make_layout({parameter("a.w", 7, "a"), parameter("b.w", 100, "b"),
+                                     parameter("a.frozen", 3, "a", false), parameter("a.b", 33, "a")},
+                                    3);
   ASSERT_EQ(layout.units.size(), 3U);
   EXPECT_EQ(layout.units[0].name, "a");
   EXPECT_EQ(layout.units[1].name, "b");
