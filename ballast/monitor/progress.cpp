@@ -14,7 +14,7 @@
 namespace ballast::monitor {
 namespace {
 
-constexpr int kBarWidth = 24;
+constexpr int kBarWidth = 16;
 constexpr std::chrono::milliseconds kRedrawEvery{100};
 
 std::size_t columns_of(std::FILE* out) {
@@ -73,11 +73,13 @@ void Progress::line(const std::string& text) {
 
 void Progress::draw() {
   const int full = static_cast<int>(std::lround(fraction_ * kBarWidth));
-  std::string bar = "[" + std::string(full, '#') + std::string(kBarWidth - full, '.') + "] ";
+  std::string shown = "[";
+  shown.append(full, '#').append(kBarWidth - full, '.').append("] ");
   std::array<char, 8> percent{};
   std::snprintf(percent.data(), percent.size(), "%3.0f%% ", std::floor(fraction_ * 100));
   // One column less than the terminal has: a full line would wrap, and the next redraw would not reach its start.
-  const std::string shown = (bar + percent.data() + text_).substr(0, columns_of(out_) - 1);
+  shown.append(percent.data()).append(text_);
+  shown.resize(std::min(shown.size(), columns_of(out_) - 1));
   std::fprintf(out_, "\r\x1b[K%s", shown.c_str());
   std::fflush(out_);
   drawn_ = true;

@@ -42,8 +42,8 @@ TEST_F(ProgressTest, ATerminalGetsABarAndLinesAboveIt) {
     progress.end();
     progress.line("done");
   }
-  const std::string half = "\r\x1b[K[############............]  50% step 5";
-  const std::string all = "\r\x1b[K[########################] 100% step 10";
+  const std::string half = "\r\x1b[K[########........]  50% step 5";
+  const std::string all = "\r\x1b[K[################] 100% step 10";
   EXPECT_EQ(written(), half + "\r\x1b[Knote\n" + half + all + "\ndone\n");
 }
 

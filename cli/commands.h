@@ -1,0 +1,29 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "cli/run_file.h"
+
+/// What the verbs of the command line do. Each returns the exit status and throws what goes wrong; main.cpp parses, and
+/// prints errors.
+namespace ballast::cli {
+
+inline constexpr int kExitInterrupted = 130;  // as a shell reports an end by Ctrl-C
+
+/// Trains, evaluates, generates; writes metrics.csv, metrics.jsonl, config.json and sample.txt into the run's folder.
+int train(const RunFile& run);
+
+/// Prints what a rank's memory will hold, by kind and tier, and what each stage and placement would change. ranks: 0
+/// for as many as were launched. with_engine: runs every stage and placement for two windows (on the launched ranks),
+/// and prints what the engine's ledger saw beside the formula.
+int estimate(const RunFile& run, int ranks, bool with_engine);
+
+/// Prints a configuration's notices and effective values. file: a run's, or an engine's configuration alone.
+int check_config(const std::filesystem::path& file, const std::vector<std::string>& changes);
+
+/// Prints the versions and devices that this build has found.
+int info();
+
+}  // namespace ballast::cli

@@ -1,0 +1,12 @@
+#pragma once
+
+namespace ballast::cli {
+
+/// From now on SIGINT and SIGTERM ask for an end after the running step instead of killing the process. A second one
+/// ends it at once; within two seconds of the first it counts as the same, since a launcher passes on what the terminal
+/// has sent already.
+void catch_interrupts();
+
+bool interrupted() noexcept;
+
+}  // namespace ballast::cli

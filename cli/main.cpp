@@ -1,0 +1,143 @@
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ballast/base/edit_distance.h"
+#include "ballast/base/error.h"
+#include "cli/commands.h"
+
+namespace {
+
+using namespace ballast;
+
+constexpr int kExitUsage = 2;
+
+constexpr const char* kExamples = R"(Examples:
+  ballast train --config examples/demo.json --set data.path=src --sample 400
+  torchrun --nproc_per_node 2 --no_python ballast train --config run.json
+  ballast train --config run.json --set engine.zero_optimization.stage=3 --set train.steps=100
+  ballast estimate --config run.json --ranks 8
+  ballast config check run.json
+
+A run file has the sections engine (DeepSpeed's schema: docs/config.md), model, data, train and sample (docs/train.md).)";
+
+/// The first word that nobody knows, as an error that names the nearest one. Options and verbs are CLI11's.
+void refuse_unknown(const CLI::App& app) {
+  std::vector<std::string> verbs, options;
+  for (const CLI::App* verb : app.get_subcommands({})) verbs.push_back(verb->get_name());
+  for (const CLI::Option* option : app.get_options())
+    if (!option->get_lnames().empty()) options.push_back("--" + option->get_lnames().front());
+  const auto left = app.remaining();
+  if (!left.empty()) {
+    const std::string& word = left.front();
+    if (word.rfind('-', 0) == 0)
+      throw UseError("cli.parse", "unknown option (", word, " of ", app.get_name(), "; did you mean ",
+                     nearest(word.substr(0, word.find('=')), options), "?)");
+    if (verbs.empty()) throw UseError("cli.parse", "unexpected word (", word, " after ", app.get_name(), ")");
+    throw UseError("cli.parse", "unknown verb (", word, " of ", app.get_name(), "; did you mean ", nearest(word, verbs),
+                   "?)");
+  }
+  for (const CLI::App* verb : app.get_subcommands()) refuse_unknown(*verb);
+}
+
+struct RunOptions {
+  std::string config;
+  std::vector<std::string> changes;
+
+  void add_to(CLI::App& verb) {
+    verb.add_option("--config", config, "Run file (JSON)");
+    verb.add_option("--set", changes, "Change a key of the run file: section.key=value; may be repeated")
+        ->expected(1)
+        ->take_all();
+  }
+  cli::RunFile load(const char* verb) const {
+    if (config.empty()) throw UseError("cli.parse", "missing option (--config FILE of ", verb, ")");
+    return cli::RunFile::load(config, changes);
+  }
+};
+
+int run(int argc, char** argv) {
+  CLI::App app("Trains language models with their states sharded over ranks and placed in device or host memory.",
+               "ballast");
+  app.footer(kExamples);
+  app.allow_extras();  // refuse_unknown() says more about them than CLI11 does
+  std::function<int()> chosen;
+
+  RunOptions options;
+  long long sample = -1;
+  CLI::App* train = app.add_subcommand("train", "Train a GPT on text or tokens, as a run file says");
+  options.add_to(*train);
+  train->add_option("--sample", sample, "Tokens (bytes of text) to generate at the end");
+  train->footer("Ctrl-C ends the run after the running step, with the report so far.\n\n" + std::string(kExamples));
+  train->callback([&] {
+    chosen = [&] {
+      cli::RunFile file = options.load("train");
+      if (sample >= 0) file.sample.count = sample;
+      return cli::train(file);
+    };
+  });
+
+  int ranks = 0;
+  bool with_engine = false;
+  CLI::App* estimate = app.add_subcommand("estimate", "Print a rank's memory before anything is allocated");
+  options.add_to(*estimate);
+  estimate->add_option("--ranks", ranks, "Number of ranks; by default as many as the launcher started")
+      ->check(CLI::Range(1, 1 << 20));
+  estimate->add_flag("--measure", with_engine, "Also run every stage and placement for two windows, on these ranks");
+  estimate->callback([&] { chosen = [&] { return cli::estimate(options.load("estimate"), ranks, with_engine); }; });
+
+  CLI::App* config = app.add_subcommand("config", "Look at configurations");
+  config->allow_extras();
+  std::string file;
+  std::vector<std::string> changes;
+  CLI::App* check = config->add_subcommand("check", "Check a run file, or an engine's DeepSpeed configuration alone");
+  check->add_option("FILE", file, "JSON file");
+  check->add_option("--set", changes, "Change a key first: section.key=value")->expected(1)->take_all();
+  check->callback([&] {
+    chosen = [&] {
+      if (file.empty()) throw UseError("cli.parse", "missing word (FILE of config check)");
+      return cli::check_config(file, changes);
+    };
+  });
+
+  CLI::App* info = app.add_subcommand("info", "Print versions and devices");
+  info->callback([&] { chosen = cli::info; });
+
+  for (CLI::App* verb : {train, estimate, check, info}) verb->allow_extras();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    const CLI::App* shown = &app;
+    while (!shown->get_subcommands().empty()) shown = shown->get_subcommands().front();
+    std::fputs(shown->help().c_str(), stdout);
+    return 0;
+  } catch (const CLI::ParseError& e) {
+    throw UseError("cli.parse", e.what());
+  }
+  refuse_unknown(app);
+  if (!chosen) {
+    const bool in_config = app.got_subcommand(config);
+    std::fputs((in_config ? config : &app)->help().c_str(), stderr);
+    return kExitUsage;
+  }
+  return chosen();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const ConfigError& e) {
+    std::fprintf(stderr, "ballast: %s\n", e.what());
+    return kExitUsage;
+  } catch (const UseError& e) {
+    std::fprintf(stderr, "ballast: %s\n", e.what());
+    return kExitUsage;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "ballast: %s\n", e.what());
+    return 1;
+  }
+}

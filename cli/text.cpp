@@ -1,0 +1,88 @@
+#include "cli/text.h"
+
+#include <array>
+#include <cstdio>
+
+#include "ballast/base/bytes.h"
+#include "cli/status.h"
+
+namespace ballast::cli {
+namespace {
+
+template <class... Values>
+std::string print(const char* format, Values... values) {
+  std::array<char, 256> text{};
+  std::snprintf(text.data(), text.size(), format, values...);
+  return text.data();
+}
+
+std::string describe_windows(const RunFile& run, int world) {
+  const BatchShape shape = resolve_batch(run.engine, world);
+  std::string length;
+  if (run.engine.managed_gradient_accumulation) {
+    length = "managed windows of " + std::to_string(shape.accumulation_steps);
+  } else if (run.train.window_min == run.train.window_max) {
+    length = "caller-owned windows of " + std::to_string(run.train.window_min);
+  } else {
+    length = "caller-owned windows of " + std::to_string(run.train.window_min) + " to " +
+             std::to_string(run.train.window_max);
+  }
+  return length + (length.ends_with(" 1") ? " backward" : " backwards") + ", each on " +
+         std::to_string(shape.micro_batch) + " x " + std::to_string(run.model.context) + " a rank";
+}
+
+}  // namespace
+
+std::string describe_model(const RunFile& run, std::int64_t parameters) {
+  const char* precision = run.engine.bf16 ? "bf16" : run.engine.fp16.enabled ? "fp16" : "fp32";
+  return "model: GPT of " + std::to_string(run.model.layers) + " layers, width " + std::to_string(run.model.width) +
+         ", " + format_count(static_cast<double>(parameters)) + " parameters in " + precision;
+}
+
+std::string describe_engine(const RunFile& run, const World& world) {
+  const bool host = run.engine.zero.offload_optimizer.device == OffloadDevice::kCpu;
+  return "engine: " + std::to_string(world.size()) + (world.size() == 1 ? " rank on " : " ranks on ") +
+         world.device().str() + ", stage " + std::to_string(run.engine.zero.stage) + ", optimizer states " +
+         (host ? "in host memory" : "on the device") + "; " + describe_windows(run, world.size());
+}
+
+std::string describe_text(const data::Windows& windows, const std::string& unit, double entropy) {
+  const data::Corpus& corpus = windows.corpus();
+  return "text: " + std::to_string(corpus.files()) + (corpus.files() == 1 ? " file, " : " files, ") +
+         format_count(static_cast<double>(corpus.size())) + " " + unit + "s, " +
+         print("order-0 entropy %.2f bits a ", entropy) + unit + "; " +
+         format_count(static_cast<double>(windows.count(data::Part::kTrain))) + " windows of " +
+         std::to_string(windows.length()) + " to train on, " +
+         format_count(static_cast<double>(windows.count(data::Part::kHeldOut))) + " held out";
+}
+
+std::vector<std::string> describe_memory(const Ledger& memory) {
+  std::vector<std::string> lines;
+  for (std::size_t tier = 0; tier < kTierNames.size(); ++tier) {
+    const auto total = memory.total(static_cast<Tier>(tier));
+    if (total.peak == 0) continue;
+    std::string kinds;
+    for (std::size_t kind = 0; kind < kMemoryKindNames.size(); ++kind) {
+      const auto cell = memory.cell(static_cast<MemoryKind>(kind), static_cast<Tier>(tier));
+      if (cell.peak > 0)
+        kinds += std::string(kinds.empty() ? "" : ", ") + kMemoryKindNames[kind] + " " + format_bytes(cell.peak);
+    }
+    lines.push_back(std::string("memory of rank 0, ") + kTierNames[tier] + ": peak " + format_bytes(total.peak) + " (" +
+                    kinds + ")");
+  }
+  return lines;
+}
+
+std::string printable(const std::string& text) {
+  std::string shown;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if ((byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7f)
+      shown += print("\\x%02x", byte);
+    else
+      shown += c;
+  }
+  return shown;
+}
+
+}  // namespace ballast::cli

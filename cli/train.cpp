@@ -1,0 +1,135 @@
+#include <ATen/Parallel.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "ballast/base/bytes.h"
+#include "ballast/base/error.h"
+#include "ballast/monitor/metrics.h"
+#include "ballast/monitor/progress.h"
+#include "cli/commands.h"
+#include "cli/interrupt.h"
+#include "cli/launch.h"
+#include "cli/text.h"
+#include "cli/trainer.h"
+
+namespace ballast::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+void write_file(const fs::path& path, const std::string& content) {
+  std::ofstream file(path, std::ios::binary);
+  file << content;
+  if (!file.flush())
+    throw IoError("cli.write", "can't write the file (", path.string(), ": ", std::strerror(errno), ")");
+}
+
+std::shared_ptr<const data::Windows> open_windows(const RunFile& run) {
+  auto corpus = std::make_shared<const data::Corpus>(
+      data::Corpus::open({run.data.path, run.data.format, run.data.extensions, run.data.allow_binary}));
+  return std::make_shared<const data::Windows>(
+      std::move(corpus), data::WindowOptions{run.model.context, run.data.held_out, run.model.vocabulary});
+}
+
+/// All that rank 0 shows and writes. The other ranks have none.
+class Console {
+ public:
+  Console(const RunFile& run, const Trainer& trainer, const data::Windows& windows)
+      : run_(run),
+        unit_(run.data.format == data::TokenFormat::kByte ? "byte" : "token"),
+        status_(run.train.steps, unit_),
+        folder_(fs::path(run.train.folder) / run.train.name),
+        with_times_(run.engine.wall_clock_breakdown),
+        progress_(stdout, monitor::Progress::is_terminal(stdout)),
+        metrics_(folder_, Status::columns(with_times_)),
+        entropy_(data::order0_entropy(windows.corpus())) {
+    write_file(folder_ / "config.json", run.to_json().dump(2) + "\n");
+    progress_.line(describe_model(run, trainer.parameters()));
+    progress_.line(describe_engine(run, trainer.engine().world()));
+    progress_.line(describe_text(windows, unit_, entropy_));
+  }
+
+  void show(const StepResult& result, const Trainer& trainer) {
+    status_.add(result, trainer.epoch(), trainer.engine().memory());
+    metrics_.write(status_.row(with_times_));
+    const std::int64_t every = run_.engine.steps_per_print;
+    const bool milestone = (every > 0 && result.step % every == 0) || result.step == run_.train.steps;
+    progress_.report(status_.fraction(), status_.line(milestone), milestone);
+    if (result.held_out_nats && result.step < run_.train.steps)
+      progress_.line("step " + std::to_string(result.step) + "  held-out " + status_.bits(*result.held_out_nats));
+  }
+
+  void finish(const Trainer& trainer) {
+    progress_.end();
+    const bool whole = status_.last().step == run_.train.steps;
+    progress_.line((whole ? "done: " : "stopped after ") + status_.summary());
+    if (const auto nats = status_.held_out_nats()) {
+      char entropy[64];
+      std::snprintf(entropy, sizeof entropy, " (order-0 entropy of the text: %.2f)", entropy_);
+      progress_.line("held-out " + status_.bits(*nats) + entropy);
+    }
+    for (const std::string& line : describe_memory(trainer.engine().memory())) progress_.line(line);
+    if (!trainer.times().empty()) progress_.line("time: " + trainer.times());
+  }
+
+  void show_sample(const std::vector<std::int64_t>& tokens) {
+    std::string text;
+    for (const std::int64_t token : tokens)
+      text += run_.data.format == data::TokenFormat::kByte ? std::string(1, static_cast<char>(token))
+                                                           : std::to_string(token) + " ";
+    write_file(folder_ / "sample.txt", text);
+    progress_.line("sample of " + std::to_string(tokens.size()) + " " + unit_ + "s behind " +
+                   nlohmann::json(run_.sample.prompt).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
+                   ":\n" + printable(text));
+  }
+
+  void show_files() {
+    std::string text = "files:";
+    for (const char* name : {"config.json", "metrics.csv", "metrics.jsonl", "sample.txt"})
+      if (fs::exists(folder_ / name)) text.append(" ").append((folder_ / name).string());
+    progress_.line(text);
+  }
+
+ private:
+  const RunFile& run_;
+  const std::string unit_;
+  Status status_;
+  const fs::path folder_;
+  const bool with_times_;
+  monitor::Progress progress_;
+  monitor::MetricsFiles metrics_;
+  const double entropy_;
+};
+
+}  // namespace
+
+int train(const RunFile& run) {
+  if (run.train.threads > 0) at::set_num_threads(run.train.threads);
+  const auto windows = open_windows(run);  // before ranks meet: its errors are every rank's own
+  catch_interrupts();
+  const World world = make_world(run);
+  Trainer trainer(run, world, windows);
+  std::unique_ptr<Console> console;
+  if (world.rank() == 0) console = std::make_unique<Console>(run, trainer, *windows);
+
+  bool stop = false;
+  while (!stop && !trainer.finished()) {
+    const StepResult result = trainer.step();
+    if (console) console->show(result, trainer);
+    stop = result.stop;
+  }
+  if (console) console->finish(trainer);
+  if (!stop && run.sample.count > 0) {
+    const auto tokens = trainer.sample();  // every rank: at stage 3 each forward gathers parameters from all of them
+    if (console) console->show_sample(tokens);
+  }
+  if (console) console->show_files();
+  return stop ? kExitInterrupted : 0;
+}
+
+}  // namespace ballast::cli

@@ -1,0 +1,206 @@
+// The built program as a user meets it: words, messages, exit statuses, files.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tests/data/temporary_folder.h"
+
+namespace ballast::cli {
+namespace {
+
+struct Outcome {
+  int status = -1;
+  std::string output;  // both streams
+};
+
+Outcome shell(const std::string& command) {
+  Outcome outcome;
+  std::FILE* pipe = ::popen(("exec 2>&1; export OMP_NUM_THREADS=1; " + command).c_str(), "r");
+  std::array<char, 4096> part{};
+  while (const std::size_t size = std::fread(part.data(), 1, part.size(), pipe))
+    outcome.output.append(part.data(), size);
+  const int status = ::pclose(pipe);
+  outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return outcome;
+}
+
+const std::string kProgram = BALLAST_PROGRAM;
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+class Program : public testing::Test {
+ protected:
+  Program() {
+    std::string text;
+    for (int i = 0; text.size() < 9000; ++i)
+      text.append("x").append(std::to_string(i % 13)).append(" = f(").append(std::to_string(i)).append(")\n");
+    folder_.write("text/a.py", text);
+    folder_.write("run.json", R"({
+      "engine": {"train_micro_batch_size_per_gpu": 2, "managed_gradient_accumulation": false, "steps_per_print": 2,
+                 "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+                 "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
+      "model": {"layers": 1, "width": 16, "heads": 2, "context": 32},
+      "data": {"path": "text", "held_out": 0.1},
+      "train": {"steps": 6, "window": [1, 3], "eval_every": 4, "device": "cpu"}})");
+  }
+  Outcome ballast(const std::string& words) {
+    return shell("cd " + folder_.path().string() + "; " + kProgram + " " + words);
+  }
+  std::string content(const std::string& file) {
+    std::ostringstream text;
+    text << std::ifstream(folder_.path() / file).rdbuf();
+    return text.str();
+  }
+  data::TemporaryFolder folder_;
+};
+
+TEST_F(Program, HelpShowsVerbsAndExamples) {
+  const Outcome all = ballast("--help");
+  EXPECT_EQ(all.status, 0);
+  for (const char* part : {"train", "estimate", "config", "info", "Examples:", "ballast train --config"})
+    EXPECT_TRUE(contains(all.output, part)) << part << "\n" << all.output;
+  const Outcome train = ballast("train --help");
+  EXPECT_EQ(train.status, 0);
+  for (const char* part : {"--config", "--set", "--sample", "Ctrl-C"})
+    EXPECT_TRUE(contains(train.output, part)) << part;
+  EXPECT_EQ(ballast("").status, 2);
+}
+
+TEST_F(Program, WrongWordsSuggestTheRightOnes) {
+  const auto expect = [&](const std::string& words, const std::string& message) {
+    const Outcome outcome = ballast(words);
+    EXPECT_EQ(outcome.status, 2) << words;
+    EXPECT_EQ(outcome.output, "ballast: " + message + "\n") << words;
+  };
+  expect("trian --config run.json", "[cli.parse] unknown verb (trian of ballast; did you mean train?)");
+  expect("config chek run.json", "[cli.parse] unknown verb (chek of config; did you mean check?)");
+  expect("train --confg run.json", "[cli.parse] unknown option (--confg of train; did you mean --config?)");
+  expect("train --config run.json --sampel=3",
+         "[cli.parse] unknown option (--sampel=3 of train; did you mean --sample?)");
+  expect("train", "[cli.parse] missing option (--config FILE of train)");
+  expect("config check", "[cli.parse] missing word (FILE of config check)");
+  expect("train --config run.json --set train.stpes=3",
+         "[config.parse] unknown key (train.stpes = 3; nearest known key: train.steps)");
+  expect("train --config run.json --set engine.zero_optimization.stage=4",
+         "[config.parse] out of range (zero_optimization.stage = 4; want an integer in [0, 3])");
+}
+
+TEST_F(Program, ChecksRunsAndEnginesConfigurations) {
+  const Outcome run = ballast("config check run.json");
+  EXPECT_EQ(run.status, 0);
+  EXPECT_EQ(nlohmann::json::parse(run.output)["train"]["window"], nlohmann::json::parse("[1, 3]"));
+  folder_.write("ds.json", R"({"zero_optimization": {"stage": 3}, "wall_clock_breakdown": true})");
+  const Outcome engine = ballast("config check ds.json");
+  EXPECT_EQ(engine.status, 0);
+  EXPECT_EQ(nlohmann::json::parse(engine.output)["zero_optimization"]["stage"], 3);
+  folder_.write("bad.json", R"({"zero_optimization": {"stagee": 3}})");
+  const Outcome bad = ballast("config check bad.json");
+  EXPECT_EQ(bad.status, 2);
+  EXPECT_TRUE(contains(bad.output, "nearest known key: zero_optimization.stage)")) << bad.output;
+}
+
+TEST_F(Program, TrainsOnOneRankAndLeavesItsFiles) {
+  const Outcome outcome = ballast("train --config run.json --sample 30");
+  ASSERT_EQ(outcome.status, 0) << outcome.output;
+  for (const char* part :
+       {"engine: 1 rank on cpu, stage 2, optimizer states in host memory; caller-owned windows of 1 to 3 backwards",
+        "text: 1 file, ", "step 2/6  loss ", "step 4/6", "step 4  held-out ", "step 6/6", "done: 6 steps, ",
+        "memory of rank 0, device: peak ", "memory of rank 0, host: peak ",
+        "sample of 30 bytes behind \"\\n\":", "files: runs/run/config.json"})
+    EXPECT_TRUE(contains(outcome.output, part)) << part << "\n" << outcome.output;
+  EXPECT_FALSE(contains(outcome.output, "\x1b")) << "escape sequences in a pipe";
+  EXPECT_EQ(std::filesystem::file_size(folder_.path() / "runs/run/sample.txt"), 30u);
+
+  std::istringstream csv(content("runs/run/metrics.csv")), jsonl(content("runs/run/metrics.jsonl"));
+  std::string line;
+  std::getline(csv, line);
+  EXPECT_TRUE(line.starts_with("step,tokens,epoch,seconds,loss,bits,grad_norm")) << line;
+  int rows = 0;
+  while (std::getline(csv, line)) ++rows;
+  EXPECT_EQ(rows, 6);
+  std::int64_t step = 0, tokens = 0;
+  while (std::getline(jsonl, line)) {
+    const auto row = nlohmann::json::parse(line);
+    EXPECT_EQ(row["step"], ++step);
+    EXPECT_EQ(row["applied"], 1);
+    tokens += row["micro_batches"].get<std::int64_t>() * 2 * 32;
+    EXPECT_EQ(row["tokens"], tokens);
+    EXPECT_EQ(row.contains("held_out_bits"), step == 4 || step == 6);
+  }
+  EXPECT_EQ(step, 6);
+  // The configuration as used starts the same run.
+  const Outcome again = ballast("train --config runs/run/config.json --set train.name=again");
+  EXPECT_EQ(again.status, 0) << again.output;
+  const auto losses = [&](const std::string& file) {
+    std::istringstream rows(content(file));
+    std::vector<double> values;
+    for (std::string row; std::getline(rows, row);) values.push_back(nlohmann::json::parse(row)["loss"]);
+    return values;
+  };
+  EXPECT_EQ(losses("runs/again/metrics.jsonl"), losses("runs/run/metrics.jsonl"));
+}
+
+TEST_F(Program, DataErrorsEndTheRunWithPathAndRemedy) {
+  folder_.write("empty.txt", "");
+  folder_.write("tiny.txt", "abc");
+  folder_.write("image.bin", std::string("\x7f"
+                                         "ELF\0\0",
+                                         6));
+  const auto error = [&](const std::string& path) {
+    const Outcome outcome = ballast("train --config run.json --set data.path=" + path);
+    EXPECT_EQ(outcome.status, 1) << path;
+    return outcome.output;
+  };
+  EXPECT_EQ(error("empty.txt"), "ballast: [data.open] the file is empty (empty.txt, 0 bytes)\n");
+  EXPECT_EQ(error("tiny.txt"),
+            "ballast: [data.windows] too short for a window of training and one held out (tiny.txt: 3 tokens, needed "
+            "65 with windows of 32)\n");
+  EXPECT_TRUE(contains(error("image.bin"), "not text: byte 4 is zero (image.bin, 6 bytes)"));
+  EXPECT_TRUE(contains(error("absent"), "nothing there (absent: No such file or directory)"));
+}
+
+TEST_F(Program, EstimatesEveryStageAndPlacement) {
+  const Outcome outcome = ballast("estimate --config run.json --ranks 4");
+  ASSERT_EQ(outcome.status, 0) << outcome.output;
+  for (const char* part : {"memory of a rank of 4", "params", "grads", "optimizer", "together", "this run", "saves "})
+    EXPECT_TRUE(contains(outcome.output, part)) << part << "\n" << outcome.output;
+  const Outcome measured = ballast("estimate --config run.json --measure");
+  ASSERT_EQ(measured.status, 0) << measured.output;
+  EXPECT_TRUE(contains(measured.output, "measured")) << measured.output;
+}
+
+// Two ranks, launched by hand with torchrun's variables. Each is told to stop on its own, at another moment.
+TEST_F(Program, CtrlCEndsAllRanksAfterTheSameStepWithTheReportSoFar) {
+  const std::string launch =
+      "cd " + folder_.path().string() +
+      "; port=$(python3 -c 'import socket; s = socket.socket(); s.bind((\"127.0.0.1\", 0)); print(s.getsockname()[1])')"
+      "; export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port"
+      "; words='train --config run.json --set train.steps=1000000 --set train.eval_every=0 --sample 10'"
+      "; RANK=1 LOCAL_RANK=1 " +
+      kProgram +
+      " $words & one=$!"
+      "; RANK=0 LOCAL_RANK=0 " +
+      kProgram +
+      " $words & zero=$!"
+      "; until [ -s runs/run/metrics.jsonl ]; do sleep 0.1; kill -0 $zero || exit 99; done"
+      "; kill -INT $one; wait $one; a=$?; wait $zero; b=$?; echo statuses $a $b";
+  const Outcome outcome = shell(launch);
+  EXPECT_TRUE(contains(outcome.output, "statuses 130 130")) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "stopped after ")) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "files: runs/run/config.json")) << outcome.output;
+  EXPECT_FALSE(contains(outcome.output, "sample of")) << outcome.output;
+}
+
+TEST_F(Program, InfoNamesVersions) {
+  const Outcome outcome = ballast("info");
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_TRUE(contains(outcome.output, "LibTorch ")) << outcome.output;
+}
+
+}  // namespace
+}  // namespace ballast::cli

@@ -1,0 +1,142 @@
+#include "cli/run_file.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "ballast/base/error.h"
+#include "tests/data/temporary_folder.h"
+
+namespace ballast::cli {
+namespace {
+
+using nlohmann::json;
+
+std::string error_of(const json& root) {
+  try {
+    RunFile::from_json(root, "run");
+  } catch (const ConfigError& e) {
+    return e.what();
+  }
+  return "";
+}
+
+json with(const char* text) {
+  json root = json::parse(text);
+  root["data"]["path"] = "text";
+  return root;
+}
+
+TEST(RunFile, ReadsAllSections) {
+  const RunFile run = RunFile::from_json(with(R"({
+      "engine": {"managed_gradient_accumulation": false, "zero_optimization": {"stage": 2}},
+      "model": {"layers": 2, "width": 32, "heads": 4, "context": 64},
+      "data": {"format": "uint16", "extensions": [".bin"], "held_out": 0.1},
+      "train": {"steps": 30, "window": [1, 4], "seed": 7},
+      "sample": {"count": 9, "prompt": "x"}})"),
+                                         "my-run");
+  EXPECT_EQ(run.engine.zero.stage, 2);
+  EXPECT_EQ(run.model.layers, 2);
+  EXPECT_EQ(run.model.seed, 7u);
+  EXPECT_EQ(run.data.format, data::TokenFormat::kUInt16);
+  EXPECT_EQ(run.data.extensions, std::vector<std::string>{".bin"});
+  EXPECT_EQ(run.train.name, "my-run");
+  EXPECT_EQ(run.train.window_min, 1);
+  EXPECT_EQ(run.train.window_max, 4);
+  EXPECT_EQ(run.sample.prompt, "x");
+}
+
+TEST(RunFile, OneNumberIsAFixedWindow) {
+  const RunFile run = RunFile::from_json(
+      with(R"({"engine": {"managed_gradient_accumulation": false}, "train": {"window": 3}})"), "run");
+  EXPECT_EQ(run.train.window_min, 3);
+  EXPECT_EQ(run.train.window_max, 3);
+}
+
+TEST(RunFile, EffectiveFormReadsBackAsTheSameRun) {
+  for (const bool managed : {true, false}) {
+    json root = with(R"({"model": {"layers": 2, "width": 32, "heads": 4}, "sample": {"count": 3}})");
+    root["engine"]["managed_gradient_accumulation"] = managed;
+    if (!managed) root["train"]["window"] = {2, 5};
+    const json effective = RunFile::from_json(root, "run").to_json();
+    EXPECT_EQ(RunFile::from_json(effective, "another").to_json(), effective);
+  }
+}
+
+TEST(RunFile, AScheduleThatEndsTakesTheRunsSteps) {
+  const auto total = [](const char* scheduler) {
+    json root = with(R"({"train": {"steps": 77}})");
+    root["engine"]["scheduler"] = json::parse(scheduler);
+    return RunFile::from_json(root, "run").engine.scheduler.total_num_steps;
+  };
+  EXPECT_EQ(total(R"({"type": "WarmupCosineLR", "params": {"warmup_num_steps": 5}})"), 77);
+  EXPECT_EQ(total(R"({"type": "warmupdecaylr"})"), 77);
+  EXPECT_EQ(total(R"({"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}})"), 77);
+  EXPECT_EQ(total(R"({"type": "WarmupDecayLR", "params": {"total_num_steps": 50}})"), 50);
+}
+
+TEST(RunFile, ErrorsNameKeyAndRemedy) {
+  EXPECT_EQ(error_of(json::parse("{}")), "[config.parse] required key (data.path; want text)");
+  EXPECT_EQ(error_of(with(R"({"zero_optimization": {"stage": 2}})")),
+            "[config.parse] unknown key (zero_optimization = {\"stage\":2}; nearest known key: "
+            "engine.zero_optimization)");
+  EXPECT_EQ(error_of(with(R"({"trian": {}})")), "[config.parse] unknown key (trian = {}; nearest known key: train)");
+  EXPECT_EQ(error_of(with(R"({"engine": {"zero_optimisation": {"stage": 2}}})")).find("nearest known key"),
+            std::string("[config.parse] unknown key (zero_optimisation = {\"stage\":2}; ").size());
+  EXPECT_EQ(error_of(with(R"({"train": {"window": [1, 4]}})")),
+            "[config.parse] contradiction (train.window = [1,4] with managed windows; set "
+            "engine.managed_gradient_accumulation to false, or engine.gradient_accumulation_steps in its place)");
+  EXPECT_EQ(error_of(with(R"({"model": {"vocabulary": 100}})")),
+            "[config.parse] contradiction (model.vocabulary = 100 with data.format = \"bytes\"; want at least 256)");
+  EXPECT_EQ(error_of(with(R"({"model": {"width": 30}})")),
+            "[models.gpt] width must be a multiple of heads (width = 30, heads = 12)");
+  EXPECT_EQ(error_of(with(R"({"train": {"name": "a/b"}})")),
+            "[config.parse] out of range (train.name = \"a/b\"; want the name of a folder)");
+  EXPECT_EQ(error_of(with(R"({"model": 3})")), "[config.parse] wrong type (model = 3; want an object)");
+}
+
+TEST(RunFile, ChangesAreMadeBeforeAnythingIsChecked) {
+  data::TemporaryFolder folder;
+  const auto file = folder.write("tiny.json", R"({"train": {"steps": "wrong"}})");
+  const RunFile run = RunFile::load(file, {"train.steps=12", "data.path=a=b", "engine.zero_optimization.stage=3",
+                                           "data.extensions=[\".py\"]", "engine.bf16.enabled=true"});
+  EXPECT_EQ(run.train.name, "tiny");
+  EXPECT_EQ(run.train.steps, 12);
+  EXPECT_EQ(run.data.path, "a=b");
+  EXPECT_EQ(run.engine.zero.stage, 3);
+  EXPECT_EQ(run.data.extensions, std::vector<std::string>{".py"});
+  EXPECT_TRUE(run.engine.bf16);
+}
+
+TEST(RunFile, AChangeOfAnotherFormIsAnError) {
+  json root = json::parse(R"({"train": {"steps": 3}})");
+  const auto error = [&](const std::string& change) {
+    try {
+      apply_change(root, change);
+    } catch (const ConfigError& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(error("train.steps"),
+            "[cli.set] not a change (train.steps; want section.key=value, as in train.steps=100)");
+  EXPECT_EQ(error("train.steps.more=1"), "[cli.set] not an object on the way (train.steps = 3 in train.steps.more=1)");
+}
+
+TEST(RunFile, ExamplesAreRuns) {
+  for (const char* name : {"demo", "demo-large"}) {
+    const RunFile run = RunFile::load(std::string(BALLAST_SOURCE_DIR "/examples/") + name + ".json", {});
+    EXPECT_EQ(run.train.name, name);
+    EXPECT_TRUE(run.engine.notices.empty());
+  }
+}
+
+TEST(RunFile, IsToldFromAnEnginesConfiguration) {
+  EXPECT_TRUE(is_run_file(json::parse(R"({"engine": {}})")));
+  EXPECT_TRUE(is_run_file(json::parse(R"({"train": {}, "zero_optimization": {}})")));
+  EXPECT_FALSE(is_run_file(json::parse(R"({"zero_optimization": {"stage": 1}})")));
+  EXPECT_FALSE(is_run_file(json::parse("[]")));
+}
+
+}  // namespace
+}  // namespace ballast::cli

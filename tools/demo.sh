@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Trains a small GPT on the Python sources of the installed PyTorch, with two ranks, gradients sharded (stage 2), a
+# caller-owned window whose length changes from step to step, and optimizer states in host memory. Then measures a
+# rank's memory in every stage and placement. ./dev demo builds the program first, and calls this.
+#
+# usage: demo.sh [--large] [option of ballast train ...]      --large: for a CUDA machine, or an hour of CPU
+# Environment: BALLAST_PYTHON, whose PyTorch is used; BALLAST_PROGRAM, the built command line.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly PYTHON=${BALLAST_PYTHON:-python3}
+readonly PROGRAM=${BALLAST_PROGRAM:-build/dev/cli/ballast}
+
+fail() {
+  echo "demo: $1" >&2
+  exit 1
+}
+
+# One rank a CUDA device (NCCL takes no two on one), two on a machine without.
+choose_ranks() {
+  local devices=0
+  if [[ $1 == large ]]; then devices=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())'); fi
+  RANKS=$((devices > 0 ? devices : 2))
+}
+
+# Each rank computes with one thread, so that two of them fit on two cores.
+launch() {
+  OMP_NUM_THREADS=1 "$PYTHON" -m torch.distributed.run --standalone --nproc_per_node "$RANKS" --no_python \
+    "$PROGRAM" "$@"
+}
+
+main() {
+  local name=demo
+  if [[ ${1:-} == --large ]]; then
+    name=demo-large
+    shift
+  fi
+  [[ -x $PROGRAM ]] || fail "no program at $PROGRAM; run ./dev demo, which builds it"
+  local text
+  text=$("$PYTHON" -c 'import os, torch; print(os.path.dirname(torch.__file__))') ||
+    fail "no PyTorch in $PYTHON; run ./dev demo, which prepares one"
+  choose_ranks "${name#demo-}"
+
+  echo "demo: $RANKS ranks train on $text/**/*.py"
+  launch train --config "examples/$name.json" --set "data.path=$text" "$@"
+  echo
+  launch estimate --config "examples/$name.json" --set "data.path=$text" --measure | tee "runs/$name/memory.txt"
+  echo
+  echo "demo: everything it wrote is in runs/$name:"
+  ls -l "runs/$name"
+}
+
+main "$@"
