@@ -4,12 +4,14 @@
 # rank's memory in every stage and placement. ./dev demo builds the program first, and calls this.
 #
 # usage: demo.sh [--large] [option of ballast train ...]      --large: for a CUDA machine, or an hour of CPU
-# Environment: BALLAST_PYTHON, whose PyTorch is used; BALLAST_PROGRAM, the built command line.
+# Environment: BALLAST_PYTHON, whose PyTorch is used; BALLAST_PROGRAM, the built command line; BALLAST_RUNS, where the
+# run's folder goes.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly PYTHON=${BALLAST_PYTHON:-python3}
 readonly PROGRAM=${BALLAST_PROGRAM:-build/dev/cli/ballast}
+readonly RUNS=${BALLAST_RUNS:-runs}
 
 fail() {
   echo "demo: $1" >&2
@@ -42,12 +44,13 @@ main() {
   choose_ranks "${name#demo-}"
 
   echo "demo: $RANKS ranks train on $text/**/*.py"
-  launch train --config "examples/$name.json" --set "data.path=$text" "$@"
+  local run=(--config "examples/$name.json" --set "data.path=$text" --set "train.folder=$RUNS")
+  launch train "${run[@]}" "$@"
   echo
-  launch estimate --config "examples/$name.json" --set "data.path=$text" --measure | tee "runs/$name/memory.txt"
+  launch estimate "${run[@]}" --measure | tee "$RUNS/$name/memory.txt"
   echo
-  echo "demo: everything it wrote is in runs/$name:"
-  ls -l "runs/$name"
+  echo "demo: everything it wrote is in $RUNS/$name:"
+  ls -l "$RUNS/$name"
 }
 
 main "$@"

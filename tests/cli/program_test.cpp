@@ -196,6 +196,20 @@ TEST_F(Program, CtrlCEndsAllRanksAfterTheSameStepWithTheReportSoFar) {
   EXPECT_FALSE(contains(outcome.output, "sample of")) << outcome.output;
 }
 
+// The whole of ./dev demo behind its build, cut short.
+TEST_F(Program, DemoTrainsTwoRanksAndMeasuresTheirMemory) {
+  const Outcome outcome = shell(
+      "BALLAST_PROGRAM=" + kProgram + " BALLAST_PYTHON=" BALLAST_PYTHON " BALLAST_RUNS=" + folder_.path().string() +
+      "/runs " BALLAST_SOURCE_DIR "/tools/demo.sh --set train.steps=3 --set train.eval_windows=8 --sample 20");
+  ASSERT_EQ(outcome.status, 0) << outcome.output;
+  for (const char* part : {"2 ranks on cpu, stage 2, optimizer states in host memory; caller-owned windows of 1 to 4",
+                           "held-out ", " bits a byte (order-0 entropy of the text: 4.", "sample of 20 bytes",
+                           "measured     measured     formula      formula", "this run", "memory.txt"})
+    EXPECT_TRUE(contains(outcome.output, part)) << part << "\n" << outcome.output;
+  for (const char* file : {"config.json", "metrics.csv", "metrics.jsonl", "sample.txt", "memory.txt"})
+    EXPECT_TRUE(std::filesystem::exists(folder_.path() / "runs/demo" / file)) << file;
+}
+
 TEST_F(Program, InfoNamesVersions) {
   const Outcome outcome = ballast("info");
   EXPECT_EQ(outcome.status, 0);
