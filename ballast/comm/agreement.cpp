@@ -34,7 +34,7 @@ at::Tensor Agreement::slice_of_this_rank(const at::Tensor& all) const {
   return all.narrow(0, communicator_->rank() * length, length);
 }
 
-std::vector<AgreementMessage> Agreement::round(const AgreementMessage& message) {
+std::vector<AgreementMessage> Agreement::round(const AgreementMessage& message, const std::string& what) {
   const std::int64_t given = static_cast<std::int64_t>(message.bits.size());
   if (given != 0 && given != words_) {
     throw UseError("comm.agree", "bitmap of another length (got ", given, ", want ", words_, " words)");
@@ -55,7 +55,7 @@ std::vector<AgreementMessage> Agreement::round(const AgreementMessage& message) 
   std::memcpy(slot, &mine, sizeof mine);
   std::memset(slot + sizeof mine, 0, 8 * words_);
   if (given) std::memcpy(slot + sizeof mine, message.bits.data(), 8 * words_);
-  communicator_->all_gather(all_, slice_of_this_rank(all_), "agreement").wait();
+  communicator_->all_gather(all_, slice_of_this_rank(all_), what).wait();
 
   bool together = true;
   for (int rank = 0; rank < size; ++rank) {
@@ -86,7 +86,7 @@ std::vector<AgreementMessage> Agreement::round(const AgreementMessage& message) 
   return messages;
 }
 
-std::vector<std::vector<double>> Agreement::exchange(const std::vector<double>& values) {
+std::vector<std::vector<double>> Agreement::exchange(const std::vector<double>& values, const std::string& what) {
   const int size = communicator_->size();
   if (size == 1) return {values};
   const std::int64_t length = static_cast<std::int64_t>(values.size());
@@ -94,7 +94,7 @@ std::vector<std::vector<double>> Agreement::exchange(const std::vector<double>& 
   const at::Tensor all = values_.narrow(0, 0, size * length);
   auto* const numbers = all.mutable_data_ptr<double>();
   std::copy(values.begin(), values.end(), numbers + communicator_->rank() * length);
-  communicator_->all_gather(all, slice_of_this_rank(all), "exchange").wait();
+  communicator_->all_gather(all, slice_of_this_rank(all), what).wait();
   std::vector<std::vector<double>> result;
   for (int rank = 0; rank < size; ++rank) result.emplace_back(numbers + rank * length, numbers + (rank + 1) * length);
   return result;

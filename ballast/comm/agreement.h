@@ -36,11 +36,11 @@ class Agreement {
   std::int64_t words() const noexcept { return words_; }
 
   /// All ranks' messages in rank order, their bitmaps words() long. Throws UseError (a bitmap of another length),
-  /// CommError (a peer failed, or ranks are in different rounds).
-  std::vector<AgreementMessage> round(const AgreementMessage& message);
+  /// CommError (a peer failed, or ranks are in different rounds). what: what this rank is doing, for errors.
+  std::vector<AgreementMessage> round(const AgreementMessage& message, const std::string& what = "agreement");
 
   /// All ranks' values in rank order; the same number of values on every rank. Throws CommError.
-  std::vector<std::vector<double>> exchange(const std::vector<double>& values);
+  std::vector<std::vector<double>> exchange(const std::vector<double>& values, const std::string& what = "exchange");
 
  private:
   at::Tensor slice_of_this_rank(const at::Tensor& all) const;

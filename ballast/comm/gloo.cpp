@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -58,17 +59,31 @@ std::string trim(std::string text) {
   return text;
 }
 
+std::string text_of(const std::exception& error) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  return trim(torch_error ? torch_error->what_without_backtrace() : error.what());
+}
+
 /// Point-to-point transfers with single peers; done when all of them are.
 class GlooFlight final : public Flight {
  public:
-  void send(c10d::Backend& backend, const at::Tensor& bytes, int peer, int tag) {
+  explicit GlooFlight(c10::intrusive_ptr<c10d::Backend> backend) : backend_(std::move(backend)) {}
+
+  void send(const at::Tensor& bytes, int peer, int tag) {
     std::vector<at::Tensor> tensors{bytes};
-    sends_.emplace_back(peer, named(peer, [&] { return backend.send(tensors, peer, tag); }));
+    try {
+      sends_.emplace_back(peer, backend_->send(tensors, peer, tag));
+    } catch (const std::exception& error) {
+      fail(peer, error);
+    }
   }
 
-  void receive(c10d::Backend& backend, const at::Tensor& bytes, int peer, int tag) {
-    std::vector<at::Tensor> tensors{bytes};
-    receives_.emplace_back(peer, named(peer, [&] { return backend.recv(tensors, peer, tag); }));
+  void receive(const at::Tensor& bytes, int peer, int tag) {
+    try {
+      receives_.emplace_back(peer, start_receive(bytes, peer, tag));
+    } catch (const std::exception& error) {
+      fail(peer, error);
+    }
   }
 
   /// What has been received in `host` belongs into `device`: copied on wait(), on the waiter's stream.
@@ -82,9 +97,13 @@ class GlooFlight final : public Flight {
     for (auto* works : {&receives_, &sends_}) {
       for (auto& [peer, work] : *works) {
         const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
-        named(peer, [&, &work = work] {  // zero would mean no limit
-          return work->wait(std::max(left, std::chrono::milliseconds(1)));
-        });
+        try {
+          work->wait(std::max(left, std::chrono::milliseconds(1)));  // zero would mean no limit
+        } catch (const std::exception& error) {
+          // A timeout made Gloo close all connections itself: the others say nothing any more.
+          if (Clock::now() >= deadline) throw std::runtime_error(line(peer, error));
+          fail(peer, error);
+        }
       }
     }
     if (device_.defined()) device_.copy_(host_);
@@ -93,18 +112,36 @@ class GlooFlight final : public Flight {
   bool blocks_host() const noexcept override { return true; }
 
  private:
-  /// Runs `call`; an error from it names the peer.
-  template <class Call>
-  static auto named(int peer, Call&& call) -> decltype(call()) {
-    try {
-      return call();
-    } catch (const c10::Error& error) {
-      throw std::runtime_error("peer rank " + std::to_string(peer) + ": " + trim(error.what_without_backtrace()));
-    } catch (const std::exception& error) {
-      throw std::runtime_error("peer rank " + std::to_string(peer) + ": " + trim(error.what()));
-    }
+  WorkPtr start_receive(const at::Tensor& bytes, int peer, int tag) {
+    std::vector<at::Tensor> tensors{bytes};
+    return backend_->recv(tensors, peer, tag);
   }
 
+  static std::string line(int peer, const std::exception& error) {
+    std::ostringstream out;
+    out << "peer rank " << peer << ": " << text_of(error);
+    return out.str();
+  }
+
+  /// Names this peer, and every other one whose connection is broken too: a rank that dies ends the others one after
+  /// the other, and the first to be missed need not be the first that died.
+  [[noreturn]] void fail(int peer, const std::exception& error) {
+    constexpr int kNoCollective = 0;
+    const SigpipeHeld held;
+    std::string text = line(peer, error);
+    const at::Tensor nothing = at::empty({1}, at::kByte);
+    for (int other = 0; other < backend_->getSize(); ++other) {
+      if (other == peer || other == backend_->getRank()) continue;
+      try {
+        start_receive(nothing, other, kNoCollective);
+      } catch (const std::exception& broken) {
+        text += "; " + line(other, broken);
+      }
+    }
+    throw std::runtime_error(text);
+  }
+
+  c10::intrusive_ptr<c10d::Backend> backend_;
   std::vector<std::pair<int, WorkPtr>> receives_, sends_;
   at::Tensor device_, host_;
 };
@@ -134,13 +171,13 @@ class GlooTransport final : public Transport {
 
   std::unique_ptr<Flight> broadcast(const at::Tensor& data, int root, std::uint64_t sequence) override {
     const SigpipeHeld held;
-    auto flight = std::make_unique<GlooFlight>();
+    auto flight = std::make_unique<GlooFlight>(backend_);
     const at::Tensor host = rank() == root ? to_host(data) : host_buffer(data);
     if (rank() != root) {
-      flight->receive(*backend_, host, root, tag(sequence));
+      flight->receive(host, root, tag(sequence));
       if (!data.is_cpu()) flight->deliver(data, host);
     } else {
-      for (int step = 1; step < size(); ++step) flight->send(*backend_, host, (root + step) % size(), tag(sequence));
+      for (int step = 1; step < size(); ++step) flight->send(host, (root + step) % size(), tag(sequence));
     }
     return flight;
   }
@@ -160,14 +197,14 @@ class GlooTransport final : public Transport {
   std::unique_ptr<Flight> exchange(const at::Tensor& out, const at::Tensor& host_out, std::uint64_t sequence,
                                    From&& from, Into&& into) {
     const SigpipeHeld held;
-    auto flight = std::make_unique<GlooFlight>();
+    auto flight = std::make_unique<GlooFlight>(backend_);
     for (int step = 1; step < size(); ++step) {  // receives first: a sender's data then has a place to go
       const int peer = (rank() + size() - step) % size();
-      flight->receive(*backend_, into(peer), peer, tag(sequence));
+      flight->receive(into(peer), peer, tag(sequence));
     }
     for (int step = 1; step < size(); ++step) {  // each rank starts with its own neighbour: no rush on rank 0
       const int peer = (rank() + step) % size();
-      flight->send(*backend_, from(peer), peer, tag(sequence));
+      flight->send(from(peer), peer, tag(sequence));
     }
     if (!out.is_cpu()) flight->deliver(out, host_out);
     return flight;

@@ -27,7 +27,7 @@ std::vector<AgreementMessage> Rounds::meet(Call call, AgreementMessage message, 
   message.micro_batches = counts_.micro_batches;
   if (alone()) return {std::move(message)};
 
-  const std::vector<AgreementMessage> all = agreement_.round(message);
+  const std::vector<AgreementMessage> all = agreement_.round(message, describe(message));
   const auto may_mix = [](std::uint32_t kind) {
     const Call c = static_cast<Call>(kind);
     return c == Call::kBackward || c == Call::kStep || c == Call::kCoalesce;

@@ -29,7 +29,7 @@ struct Watched {
   using State = PlayedFlight::State;
   explicit Watched(std::chrono::milliseconds timeout)
       : watch(log, timeout, [this](std::uint64_t sequence, const std::string& cause) {
-          reported.set_value("#" + std::to_string(sequence) + " " + cause);
+          reported.set_value(std::to_string(sequence) + " " + cause);
         }) {}
 
   std::shared_ptr<std::atomic<State>> launch(const std::string& what) {
@@ -48,7 +48,7 @@ TEST(CollectiveWatch, TellsWhichCollectiveDidNotEndInTime) {
   *test.launch("unit a") = Watched::State::kEnded;
   test.launch("unit b");
   test.launch("unit c");
-  EXPECT_EQ(test.reported.get_future().get(), "#2 not ended after 200 ms");
+  EXPECT_EQ(test.reported.get_future().get(), "2 not ended after 200 ms");
   EXPECT_EQ(test.log.text(),
             "#1 all_gather unit a 8 B done, #2 all_gather unit b 8 B failed, #3 all_gather unit c 8 B in flight");
 }
@@ -56,7 +56,7 @@ TEST(CollectiveWatch, TellsWhichCollectiveDidNotEndInTime) {
 TEST(CollectiveWatch, TellsAFailureBeforeTheTimeout) {
   Watched test(std::chrono::minutes(10));
   *test.launch("unit a") = Watched::State::kFailed;
-  EXPECT_EQ(test.reported.get_future().get(), "#1 link down");
+  EXPECT_EQ(test.reported.get_future().get(), "1 link down");
 }
 
 TEST(CollectiveWatch, EndsWithCollectivesUnderWay) {

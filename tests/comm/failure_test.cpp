@@ -50,6 +50,13 @@ class Latch {
   std::atomic<bool> open_ = false;
 };
 
+/// A communicator over which all ranks have met: none of them is still busy connecting.
+std::shared_ptr<Communicator> connected(const World& world) {
+  auto comm = world.communicator("gather", at::kCPU);
+  comm->all_gather(at::zeros({world.size()}), at::zeros({1}), "meeting").wait();
+  return comm;
+}
+
 TEST(Failure, APeerThatDiesIsNoticedAtOnce) {
   const auto start = std::chrono::steady_clock::now();
   run_ranks(3, [](const World& world) {
@@ -69,7 +76,7 @@ TEST(Failure, SendingToADeadPeerIsAnErrorAndNoSignal) {
   for (int repeat = 0; repeat < 10; ++repeat) {
     Latch gone;
     run_ranks(2, [&](const World& world) {
-      auto comm = world.communicator("gather", at::kCPU);
+      auto comm = connected(world);
       if (world.rank() == 1) {
         comm.reset();
         return gone.open();
@@ -80,6 +87,27 @@ TEST(Failure, SendingToADeadPeerIsAnErrorAndNoSignal) {
       }
     });
   }
+}
+
+// The first rank to miss a dead one ends too, and then those that miss that one: they still learn who began.
+TEST(Failure, OfOneRankIsNamedThroughTheFailureOfAnother) {
+  Latch dead, second_ended;
+  run_ranks(3, [&](const World& world) {
+    auto comm = connected(world);
+    const auto gather = [&] { comm->all_gather(at::zeros({3}), at::zeros({1}), "unit a").wait(); };
+    if (world.rank() == 1) {
+      comm.reset();
+      dead.open();
+    } else if (world.rank() == 2) {
+      dead.wait();
+      expect_contains(comm_error(gather), {"peer rank 1: "});
+      comm.reset();
+      second_ended.open();
+    } else {
+      second_ended.wait();
+      expect_contains(comm_error(gather), {"peer rank 1: ", "peer rank 2: "});
+    }
+  });
 }
 
 TEST(Failure, APeerThatHangsIsNoticedByTheTimeoutAndNamed) {
