@@ -50,10 +50,10 @@ void fill_in_total_steps(json& engine, std::int64_t steps) {
 }
 
 void check_contradictions(const RunFile& run, const json& root) {
-  const auto given = [&](const char* pointer) { return root.contains(json::json_pointer(pointer)); };
+  const json window = root.value("/train/window"_json_pointer, json());
   if (run.data.path.empty()) throw ConfigError(kParse, "required key (data.path; want text)");
-  if (run.engine.managed_gradient_accumulation && given("/train/window"))
-    throw ConfigError(kParse, "contradiction (train.window = ", show(root["train"]["window"]),
+  if (run.engine.managed_gradient_accumulation && !window.is_null())
+    throw ConfigError(kParse, "contradiction (train.window = ", show(window),
                       " with managed windows; set engine.managed_gradient_accumulation to false, or "
                       "engine.gradient_accumulation_steps in its place)");
   if (run.data.format == data::TokenFormat::kByte && run.model.vocabulary < 256)

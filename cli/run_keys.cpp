@@ -35,12 +35,13 @@ Key<RunFile> text(KeyInfo info, Field field) {
 Key<RunFile> window_key() {
   Key<RunFile> key;
   key.info = {.path = "train.window",
-              .allowed = {.kind = Kind::kPair, .min = 1, .max = 1e6},
+              .allowed = {.kind = Kind::kPair, .min = 1, .max = 1e6, .null = true},
               .meaning =
                   "Backwards a step where the engine's windows are caller-owned: drawn anew for each step between "
                   "the two, the same on all ranks. One number n stands for [n, n].",
               .fallback = "[1,1]"};
   key.read = [allowed = key.info.allowed](RunFile& run, const json& value, const std::string& path) {
+    if (value.is_null()) return;
     const json pair = value.is_number() ? json::array({value, value}) : value;
     const auto [low, high] = read_pair(pair, allowed, path);
     if (std::floor(low) != low || std::floor(high) != high) wrong_type(value, allowed, path);

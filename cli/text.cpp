@@ -35,8 +35,9 @@ std::string describe_windows(const RunFile& run, int world) {
 
 std::string describe_model(const RunFile& run, std::int64_t parameters) {
   const char* precision = run.engine.bf16 ? "bf16" : run.engine.fp16.enabled ? "fp16" : "fp32";
-  return "model: GPT of " + std::to_string(run.model.layers) + " layers, width " + std::to_string(run.model.width) +
-         ", " + format_count(static_cast<double>(parameters)) + " parameters in " + precision;
+  return "model: GPT of " + std::to_string(run.model.layers) +
+         (run.model.layers == 1 ? " layer, width " : " layers, width ") + std::to_string(run.model.width) + ", " +
+         format_count(static_cast<double>(parameters)) + " parameters in " + precision;
 }
 
 std::string describe_engine(const RunFile& run, const World& world) {

@@ -86,6 +86,7 @@ TEST(RunFile, ErrorsNameKeyAndRemedy) {
   EXPECT_EQ(error_of(with(R"({"train": {"window": [1, 4]}})")),
             "[config.parse] contradiction (train.window = [1,4] with managed windows; set "
             "engine.managed_gradient_accumulation to false, or engine.gradient_accumulation_steps in its place)");
+  EXPECT_EQ(error_of(with(R"({"train": {"window": null}})")), "");
   EXPECT_EQ(error_of(with(R"({"model": {"vocabulary": 100}})")),
             "[config.parse] contradiction (model.vocabulary = 100 with data.format = \"bytes\"; want at least 256)");
   EXPECT_EQ(error_of(with(R"({"model": {"width": 30}})")),

@@ -45,8 +45,8 @@ std::vector<json> wrong_types(const schema::Allowed& allowed) {
     case Kind::kTexts:
       return {true, 1, object, json::array({1}), nullptr};
     case Kind::kPair:
-      return {true, "1",    json::array({1}), json::array({1, 2, 3}), json::array({1, "2"}), json::array({1.5, 2}),
-              1.5,  object, nullptr};
+      return {true, "1",   json::array({1}), json::array({1, 2, 3}), json::array({1, "2"}), json::array({1.5, 2}),
+              1.5,  object};
     default:
       ADD_FAILURE() << "a kind without wrong types";
       return {};
