@@ -82,8 +82,10 @@ int main(int argc, char** argv) {
   bench::take_turns(2, plain_window, engine_window);  // warm up
   const bench::Turns turn = bench::take_turns(turns, plain_window, engine_window);
 
-  std::printf("plain loop  %8.2f ms a window, loss %.6f\n", turn.base * 1e3, plain_loss);
-  std::printf("engine      %8.2f ms a window, loss %.6f\n", turn.other * 1e3, engine_loss);
-  std::printf("engine's speed %.3f of the plain loop's (wanted: at least %.2f) %s\n", turn.speed, kLeast,
-              turn.speed >= kLeast ? "reached" : "MISSED");
+  std::printf("plain loop  %8.2f ms a window (processors %8.2f), loss %.6f\n", turn.base.seconds * 1e3,
+              turn.base.cpu * 1e3, plain_loss);
+  std::printf("engine      %8.2f ms a window (processors %8.2f), loss %.6f\n", turn.other.seconds * 1e3,
+              turn.other.cpu * 1e3, engine_loss);
+  std::printf("engine's speed %.3f of the plain loop's (wanted: at least %.2f) %s; by processor time %.3f\n",
+              turn.speed.seconds, kLeast, turn.speed.seconds >= kLeast ? "reached" : "MISSED", turn.speed.cpu);
 }

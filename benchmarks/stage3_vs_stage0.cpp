@@ -31,8 +31,8 @@ struct Problem {
   int turns, windows;
 };
 
-/// Seconds of each window after the first two, which learn the order and touch fresh memory.
-std::vector<double> block(const Problem& problem, const Side& side, const World& world) {
+/// Medians over the windows after the first two, which learn the order and touch fresh memory.
+bench::Cost block(const Problem& problem, const Side& side, const World& world) {
   models::Gpt model(problem.model);
   const auto config = Config::from_json({{"train_micro_batch_size_per_gpu", problem.batch},
                                          {"steps_per_print", 0},
@@ -45,16 +45,18 @@ std::vector<double> block(const Problem& problem, const Side& side, const World&
   const at::Tensor inputs = tokens.narrow(1, 0, problem.model.context).contiguous();
   const at::Tensor targets = tokens.narrow(1, 1, problem.model.context).contiguous();
 
-  std::vector<double> seconds;
+  std::vector<double> seconds, cpu;
   for (int w = 0; w < problem.windows + 2; ++w) {
-    const double elapsed = bench::seconds_of([&] {
+    const bench::Cost cost = bench::cost_of([&] {
       engine.backward(model->loss(inputs, targets));
       engine.step();
     });
-    if (w >= 2) seconds.push_back(elapsed);
+    if (w < 2) continue;
+    seconds.push_back(cost.seconds);
+    cpu.push_back(cost.cpu);
   }
   engine.shutdown();
-  return seconds;
+  return {bench::median(seconds), bench::median(cpu)};
 }
 
 }  // namespace
@@ -80,27 +82,29 @@ int main(int argc, char** argv) {
       {"stage 3, room for two blocks",
        {{"stage", 3}, {"stage3_param_persistence_threshold", 0}, {"stage3_max_live_parameters", two_blocks}}}};
 
-  std::vector<std::vector<double>> all(sides.size());     // windows of rank 0
-  std::vector<std::vector<double>> speeds(sides.size());  // a turn each
+  std::vector<std::vector<bench::Cost>> costs(sides.size());  // of rank 0, by turn; processor time is both ranks'
   testing::run_ranks(2, [&](const World& world) {
-    for (int turn = 0; turn < problem.turns; ++turn) {
-      std::vector<double> medians;
+    for (int turn = 0; turn < problem.turns; ++turn)
       for (std::size_t s = 0; s < sides.size(); ++s) {
-        const std::vector<double> seconds = block(problem, sides[s], world);
-        medians.push_back(bench::median(seconds));
-        if (world.rank() == 0) all[s].insert(all[s].end(), seconds.begin(), seconds.end());
+        const bench::Cost cost = block(problem, sides[s], world);
+        if (world.rank() == 0) costs[s].push_back(cost);
       }
-      for (std::size_t s = 0; world.rank() == 0 && s < sides.size(); ++s) speeds[s].push_back(medians[0] / medians[s]);
-    }
   });
 
   for (std::size_t s = 0; s < sides.size(); ++s) {
-    std::printf("%-30s %8.2f ms a window", sides[s].name, bench::median(all[s]) * 1e3);
-    if (s > 0) {
-      const double speed = bench::median(speeds[s]);
-      std::printf(", speed %.3f of stage 0's (wanted: at least %.2f) %s", speed, kLeast,
-                  speed >= kLeast ? "reached" : "MISSED");
+    std::vector<double> seconds, cpu, speeds, cpu_speeds;
+    for (std::size_t turn = 0; turn < costs[s].size(); ++turn) {
+      seconds.push_back(costs[s][turn].seconds);
+      cpu.push_back(costs[s][turn].cpu);
+      speeds.push_back(costs[0][turn].seconds / seconds.back());
+      cpu_speeds.push_back(costs[0][turn].cpu / cpu.back());
     }
+    std::printf("%-30s %8.2f ms a window (processors %8.2f)", sides[s].name, bench::median(seconds) * 1e3,
+                bench::median(cpu) * 1e3);
+    const double speed = bench::median(speeds);
+    if (s > 0)
+      std::printf(", speed %.3f of stage 0's (wanted: at least %.2f) %s; by processor time %.3f", speed, kLeast,
+                  speed >= kLeast ? "reached" : "MISSED", bench::median(cpu_speeds));
     std::printf("\n");
   }
 }
