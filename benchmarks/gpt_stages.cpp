@@ -146,6 +146,7 @@ int main(int argc, char** argv) {
   flags.finish();
 
   const World world = World::from_env({.device = device});
+  at::empty({1}, at::TensorOptions(world.device()));  // the device's allocator counts from its first allocation on
   if (world.rank() == 0) {
     std::int64_t parameters = 0;
     for (const auto& shape : models::parameter_shapes(run.model)) {

@@ -155,6 +155,8 @@ class GlooTransport final : public Transport {
   std::unique_ptr<Flight> all_gather(const at::Tensor& out, const at::Tensor& in, std::uint64_t sequence) override {
     const at::Tensor host_in = to_host(in), host_out = host_buffer(out);
     const std::int64_t length = in.numel();
+    // The staged copy is delivered whole, this rank's own slice included.
+    if (!out.is_cpu()) host_out.narrow(0, rank() * length, length).copy_(host_in);
     return exchange(
         out, host_out, sequence, [&](int) { return host_in; },
         [&](int peer) { return host_out.narrow(0, peer * length, length); });

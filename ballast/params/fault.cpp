@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/function_schema.h>
 #include <ATen/record_function.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/SmallVector.h>
@@ -127,6 +128,7 @@ void FaultStorage::install(c10::DataPtr memory) noexcept {
 void FaultStorage::map() {
   c10::StorageImpl& storage = *flat_.storage().unsafeGetStorageImpl();
   c10::DataPtr memory;
+  const c10::DeviceGuard on_its_device(flat_.device());  // a raw allocation goes to the thread's current device
   try {
     memory = c10::GetAllocator(flat_.device().type())->allocate(storage.nbytes());
   } catch (const std::exception& e) {
