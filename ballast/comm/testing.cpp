@@ -48,6 +48,13 @@ WorldOptions test_options() {
   return options;
 }
 
+WorldOptions thread_options() {
+  WorldOptions options = test_options();
+  const bool threads = variable("WORLD_SIZE", "1") == "1" && options.device == "cpu" && options.backend == "auto";
+  if (threads) options.backend = "threads";
+  return options;
+}
+
 void run_ranks(int n, const std::function<void(const World&)>& fn, const WorldOptions& options) {
   at::set_num_threads(1);  // new threads start with the last value set anywhere
   if (const int size = std::stoi(variable("WORLD_SIZE", "1")); size > 1) return run_as_launched(n, size, fn, options);

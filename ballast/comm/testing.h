@@ -10,6 +10,10 @@ namespace ballast::testing {
 /// say.
 WorldOptions test_options();
 
+/// The same, but ranks that are threads reach each other through memory instead of sockets: for tests of what builds on
+/// communicators, of which many run.
+WorldOptions thread_options();
+
 /// Runs fn on n ranks of one world, a thread each, and joins them. Each thread computes with one thread. Rethrows the
 /// first error by rank, one that isn't a CommError before those: they are mostly its consequences on the other ranks.
 ///

@@ -15,6 +15,7 @@
 #include "ballast/comm/gloo.h"
 #include "ballast/comm/launch_env.h"
 #include "ballast/comm/nccl.h"
+#include "ballast/comm/threads.h"
 #include "ballast/comm/world_state.h"
 
 namespace ballast {
@@ -55,8 +56,8 @@ c10::Device choose_device(const WorldOptions& options, int local_rank) {
 
 void check_backend(const WorldOptions& options, c10::Device device) {
   const std::string& backend = options.backend;
-  if (backend != "auto" && backend != "gloo" && backend != "nccl") {
-    throw UseError("comm.backend", "not a backend (backend = ", backend, "; allowed: auto, gloo, nccl)");
+  if (backend != "auto" && backend != "gloo" && backend != "nccl" && backend != "threads") {
+    throw UseError("comm.backend", "not a backend (backend = ", backend, "; allowed: auto, gloo, nccl, threads)");
   }
   if (backend == "nccl" && !device.is_cuda()) {
     throw UseError("comm.backend", "nccl needs a CUDA device (backend = nccl, device ", device.str(), ")");
@@ -97,6 +98,10 @@ std::shared_ptr<World::State> World::make_state(StorePtr store, int rank, int si
   }
   const c10::Device device = choose_device(options, local_rank);
   check_backend(options, device);
+  if (options.backend == "threads" && size > 1 && dynamic_cast<const c10d::HashStore*>(store.get()) == nullptr) {
+    throw UseError("comm.backend", "threads needs all ranks in this process (a HashStore for from_store; rank ", rank,
+                   " of ", size, ")");
+  }
   auto state = std::make_shared<State>(rank, size, device, options, loopback);
   if (size == 1) return state;
   try {
@@ -163,15 +168,21 @@ std::shared_ptr<Communicator> World::communicator(const std::string& purpose, c1
   if (state_->size > 1) {
     const auto number = state_->communicators.fetch_add(1);
     auto store = c10::make_intrusive<c10d::PrefixStore>(std::to_string(number) + "/" + purpose, state_->store);
+    const bool threads = state_->options.backend == "threads" && device.is_cpu();
     const bool nccl = device.is_cuda() && state_->options.backend != "gloo";
     try {
-      shared->transport = nccl ? make_nccl(store, rank(), size(), timeout)
-                               : make_gloo(store, rank(), size(), timeout, state_->loopback);
+      shared->transport = threads ? make_threads(store, rank(), size())
+                          : nccl  ? make_nccl(store, rank(), size(), timeout)
+                                  : make_gloo(store, rank(), size(), timeout, state_->loopback);
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
       throw CommError("comm.communicator", "can't connect the ranks: ", cause_of(error), " (communicator ", purpose,
-                      ", rank ", rank(), " of ", size(), ", backend ", nccl ? "nccl" : "gloo", ")");
+                      ", rank ", rank(), " of ", size(), ", backend ",
+                      threads ? "threads"
+                      : nccl  ? "nccl"
+                              : "gloo",
+                      ")");
     }
   }
   return std::shared_ptr<Communicator>(new Communicator(std::move(shared)));

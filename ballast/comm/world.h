@@ -23,7 +23,8 @@ struct WorldOptions {
   std::string device = "auto";
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   /// What carries tensors on a CUDA device: "nccl", "gloo" (staged through host memory; lets several ranks share one
-  /// GPU), "auto": NCCL. Tensors on the CPU always travel by Gloo.
+  /// GPU), "auto": NCCL. Tensors on the CPU travel by Gloo, with "threads" (all ranks in this process, as in most
+  /// tests) through its memory.
   std::string backend = "auto";
 };
 

@@ -86,7 +86,7 @@ TEST(World, WrongOptionsAreRefusedWithTheirValues) {
   EXPECT_EQ(refusal("meta", "auto"),
             "[comm.device] no such kind of device (device = meta; allowed: auto, cpu, cuda, cuda:N)");
   EXPECT_NE(refusal("cuda:99", "auto").find("no such GPU (device = cuda:99"), std::string::npos);
-  EXPECT_EQ(refusal("cpu", "mpi"), "[comm.backend] not a backend (backend = mpi; allowed: auto, gloo, nccl)");
+  EXPECT_EQ(refusal("cpu", "mpi"), "[comm.backend] not a backend (backend = mpi; allowed: auto, gloo, nccl, threads)");
   EXPECT_EQ(refusal("cpu", "nccl"), "[comm.backend] nccl needs a CUDA device (backend = nccl, device cpu)");
   EXPECT_NE(text_of<UseError>([] { World::from_store({}, 0, 2); }).find("no store"), std::string::npos);
   EXPECT_NE(text_of<UseError>([] {
