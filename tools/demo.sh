@@ -25,9 +25,20 @@ choose_ranks() {
   RANKS=$((devices > 0 ? devices : 2))
 }
 
+# torchrun, but for Ctrl-C: it passes the signal on to the ranks, which then report and end; its own exception about
+# the signal would bury their report.
+readonly TORCHRUN='
+import sys
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.run import main
+try:
+    main(sys.argv[1:])
+except SignalException:
+    sys.exit(130)'
+
 # Each rank computes with one thread, so that two of them fit on two cores.
 launch() {
-  OMP_NUM_THREADS=1 "$PYTHON" -m torch.distributed.run --standalone --nproc_per_node "$RANKS" --no_python \
+  OMP_NUM_THREADS=1 LOGLEVEL=ERROR "$PYTHON" -c "$TORCHRUN" --standalone --nproc_per_node "$RANKS" --no_python \
     "$PROGRAM" "$@"
 }
 
