@@ -136,10 +136,15 @@ int main(int argc, char** argv) {
   c.model.width = flags.number("width", 768, "width of the model");
   c.model.heads = flags.number("heads", 12, "attention heads");
   c.dtype = flags.text("dtype", "fp32", "fp32 or bf16");
+  const std::int64_t threshold = flags.number(
+      "mmap-threshold", 4 << 20,
+      "blocks of this many bytes get pages of their own; 0: glibc's way, which raises its threshold to the size of the "
+      "blocks that were freed so far and then keeps them in heaps with gaps between them");
   const std::string ranks = flags.text("ranks", "", "only this number of processes");
   c.stage = static_cast<int>(flags.number("stage", -1, "only this stage"));
   const bool child = flags.number("child", 0, "set in the processes that this one starts") != 0;
   flags.finish();
+  if (threshold > 0) mallopt(M_MMAP_THRESHOLD, static_cast<int>(threshold));
   if (child) return run_rank(c);
 
   std::printf("rank     stage  dtype     before     ledger  peak RSS  ratio (wanted: 1 +- %.2f)\n", kMostApart);
@@ -148,9 +153,10 @@ int main(int argc, char** argv) {
   for (int world : {1, 2})
     for (int stage = 0; stage < 4; ++stage) {
       if ((c.stage >= 0 && c.stage != stage) || (!ranks.empty() && ranks != std::to_string(world))) continue;
-      well &= run_processes(world, {argv[0], "--child", "1", "--stage", std::to_string(stage), "--dtype", c.dtype,
-                                    "--layers", std::to_string(c.model.layers), "--width",
-                                    std::to_string(c.model.width), "--heads", std::to_string(c.model.heads)});
+      well &= run_processes(world,
+                            {argv[0], "--child", "1", "--stage", std::to_string(stage), "--dtype", c.dtype, "--layers",
+                             std::to_string(c.model.layers), "--width", std::to_string(c.model.width), "--heads",
+                             std::to_string(c.model.heads), "--mmap-threshold", std::to_string(threshold)});
     }
   return well ? 0 : 1;
 }
