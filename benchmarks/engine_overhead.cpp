@@ -24,7 +24,7 @@ class PlainLoop {
     for (const at::Tensor& parameter : parameters_) {
       first_.push_back(at::zeros_like(parameter));
       second_.push_back(at::zeros_like(parameter));
-      steps_.push_back(at::zeros({}));
+      steps_.push_back(at::zeros({}, parameter.options().requires_grad(false)));
     }
   }
 
@@ -37,7 +37,7 @@ class PlainLoop {
     at::_foreach_add_(steps_, 1);
     at::_fused_adamw_(parameters_, grads, first_, second_, {}, steps_, kLr, 0.9, 0.999, kDecay, 1e-8, false, false);
     for (const at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();
-    return loss.item<double>();
+    return loss.item<double>();  // waits for all that is queued on a device
   }
 
  private:
@@ -50,24 +50,29 @@ class PlainLoop {
 int main(int argc, char** argv) {
   bench::Flags flags(argc, argv, "Speed of the engine at stage 0, one rank, against a plain LibTorch loop.");
   models::GptOptions options;
+  options.vocabulary = flags.number("vocabulary", 256, "size of the vocabulary");
   options.layers = flags.number("layers", 4, "blocks of the model");
   options.width = flags.number("width", 256, "width of the model");
   options.heads = flags.number("heads", 4, "attention heads");
   options.context = flags.number("sequence", 128, "tokens a sequence");
   const std::int64_t batch = flags.number("batch", 8, "sequences a window");
   const int turns = static_cast<int>(flags.number("turns", 31, "windows of each side"));
+  const std::string device = flags.text("device", "cpu", "cpu or cuda");
   flags.finish();
 
-  PlainLoop plain{models::Gpt(options)};
+  const World world = World::single({.device = device});
+  models::Gpt plain_model(options);
+  plain_model->to(world.device());
+  PlainLoop plain(plain_model);
   models::Gpt model(options);
   const auto config =
       Config::from_json({{"train_micro_batch_size_per_gpu", batch},
                          {"steps_per_print", 0},
                          {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", kLr}, {"weight_decay", kDecay}}}}}});
-  Engine engine(model.ptr(), config, World::single({.device = "cpu"}));
+  Engine engine(model.ptr(), config, world);
 
   torch::manual_seed(1);
-  const at::Tensor tokens = torch::randint(options.vocabulary, {batch, options.context + 1});
+  const at::Tensor tokens = torch::randint(options.vocabulary, {batch, options.context + 1}).to(world.device());
   const at::Tensor inputs = tokens.narrow(1, 0, options.context).contiguous();
   const at::Tensor targets = tokens.narrow(1, 1, options.context).contiguous();
 

@@ -58,6 +58,7 @@ void train(const Run& run, int stage, const std::string& offload, const World& w
   const c10::Device device = world.device();
   c10::DeviceAllocator* const allocator = allocator_of(device);
   if (allocator) {
+    at::empty({1}, at::TensorOptions(device));  // the allocator knows a device from its first allocation on
     allocator->emptyCache();
     allocator->resetPeakStats(device.index());
   }
