@@ -1,0 +1,36 @@
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "tests/engine/support/plain_optimizer.h"
+#include "tests/engine/support/trial.h"
+
+namespace ballast::testing {
+
+inline const std::vector<int> kEveryStage{0, 1, 2, 3};
+inline const std::vector<DType> kFp32{DType::kFloat32}, kFp16{DType::kFloat16},
+    kHalves{DType::kBFloat16, DType::kFloat16}, kEveryDType{DType::kFloat32, DType::kBFloat16, DType::kFloat16};
+inline const std::vector<bool> kManaged{true}, kCallerOwned{false}, kBothWindows{true, false};
+
+/// A fault that users of engines of this kind have reported, as a small run whose right answer is known. It must hold
+/// in every stage, dtype and kind of window named, with states on the device and on the host.
+struct Case {
+  int number;
+  const char* name;
+  std::function<void(Trial&)> run;
+  std::vector<bool> managed = kBothWindows;
+  std::vector<DType> dtypes = kFp32;
+  std::vector<int> stages = kEveryStage;
+  int world = 2;
+  std::vector<bool> hosts = {false, true};
+};
+
+/// The table, by file.
+std::vector<Case> window_cases();   // what a window sums
+std::vector<Case> call_cases();     // orders of calls
+std::vector<Case> scaling_cases();  // non-finite values, loss scale, clipping
+std::vector<Case> state_cases();    // shapes, groups, ties, life of an engine
+std::vector<Case> order_cases();    // orders of use, divergence, overlap
+
+}  // namespace ballast::testing

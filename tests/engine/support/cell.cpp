@@ -1,0 +1,46 @@
+#include "tests/engine/support/cell.h"
+
+#include <c10/core/ScalarType.h>
+
+namespace ballast::testing {
+
+const char* name_of(DType dtype) {
+  return dtype == DType::kFloat32 ? "fp32" : dtype == DType::kBFloat16 ? "bf16" : "fp16";
+}
+
+c10::ScalarType scalar_of(DType dtype) {
+  return dtype == DType::kFloat32 ? c10::kFloat : dtype == DType::kBFloat16 ? c10::kBFloat16 : c10::kHalf;
+}
+
+std::string name_of(const Cell& cell) {
+  return "stage" + std::to_string(cell.stage) + (cell.host ? "_host_" : "_device_") + name_of(cell.dtype) +
+         (cell.managed ? "_managed" : "_callerowned");
+}
+
+std::vector<Cell> cells(const std::vector<int>& stages, const std::vector<DType>& dtypes,
+                        const std::vector<bool>& managed, const std::vector<bool>& hosts) {
+  std::vector<Cell> all;
+  for (int stage : stages)
+    for (bool host : hosts)
+      for (DType dtype : dtypes)
+        for (bool is_managed : managed) all.push_back({stage, host, dtype, is_managed});
+  return all;
+}
+
+nlohmann::json settings(const Cell& cell, int accumulation_steps, const nlohmann::json& changes) {
+  nlohmann::json json = {
+      {"train_micro_batch_size_per_gpu", 1},
+      {"gradient_accumulation_steps", accumulation_steps},
+      {"managed_gradient_accumulation", cell.managed},
+      {"steps_per_print", 0},
+      {"optimizer", {{"type", "Adam"}, {"params", {{"lr", 0.1}, {"betas", {0.9, 0.999}}, {"eps", 1.0}}}}},
+      {"zero_optimization", {{"stage", cell.stage}, {"stage3_param_persistence_threshold", 0}}},
+  };
+  if (cell.host) json["zero_optimization"]["offload_optimizer"] = {{"device", "cpu"}};
+  if (cell.dtype == DType::kBFloat16) json["bf16"] = {{"enabled", true}};
+  if (cell.dtype == DType::kFloat16) json["fp16"] = {{"enabled", true}, {"initial_scale_power", 10}};
+  json.merge_patch(changes);
+  return json;
+}
+
+}  // namespace ballast::testing
