@@ -174,6 +174,8 @@ std::shared_ptr<Communicator> World::communicator(const std::string& purpose, c1
       shared->transport = threads ? make_threads(store, rank(), size())
                           : nccl  ? make_nccl(store, rank(), size(), timeout)
                                   : make_gloo(store, rank(), size(), timeout, state_->loopback);
+      // Gloo connects each rank at its own pace: one that is done and leaves would break a peer's attempt.
+      join(*store, rank(), size(), timeout);
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {

@@ -52,6 +52,15 @@ TEST(World, RanksKnowEachOther) {
   });
 }
 
+TEST(World, ARankThatLeavesAtOnceBreaksNoPeersConnection) {
+  WorldOptions sockets = test_options();
+  sockets.backend = "gloo";
+  const auto connect_and_leave = [](const World& world) {
+    for (int repeat = 0; repeat < 30; ++repeat) world.communicator("brief", at::kCPU);
+  };
+  EXPECT_NO_THROW(run_ranks(3, connect_and_leave, sockets));
+}
+
 TEST(World, SeveralOverOneStoreDoNotMix) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   run_ranks(3, [&](const World& outer) {
