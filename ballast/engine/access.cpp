@@ -54,7 +54,7 @@ double Engine::Impl::prospective_normaliser() {
 }
 
 at::Tensor Engine::full_grad(const std::string& name) {
-  Impl& engine = *impl_;
+  Impl& engine = running();
   engine.check_usable();
   const at::NoGradGuard no_grad;
   const int parameter = engine.layout.find(name);
@@ -75,7 +75,7 @@ at::Tensor Engine::full_grad(const std::string& name) {
 }
 
 void Engine::set_full_grad(const std::string& name, const at::Tensor& value) {
-  Impl& engine = *impl_;
+  Impl& engine = running();
   engine.check_usable();
   const at::NoGradGuard no_grad;
   const int parameter = engine.layout.find(name);
@@ -90,7 +90,7 @@ void Engine::set_full_grad(const std::string& name, const at::Tensor& value) {
 }
 
 at::Tensor Engine::full_parameter(const std::string& name) {
-  Impl& engine = *impl_;
+  Impl& engine = running();
   engine.check_usable();
   const at::NoGradGuard no_grad;
   const int parameter = engine.layout.find(name);
@@ -109,7 +109,7 @@ at::Tensor Engine::full_parameter(const std::string& name) {
 }
 
 at::Tensor Engine::full_optimizer_state(const std::string& name, const std::string& key) {
-  Impl& engine = *impl_;
+  Impl& engine = running();
   engine.check_usable();
   const at::NoGradGuard no_grad;
   const int parameter = engine.layout.find(name);
@@ -138,7 +138,7 @@ void Engine::Impl::write_state(int parameter, const std::string& key, const at::
 }
 
 void Engine::set_full_parameter(const std::string& name, const at::Tensor& value) {
-  Impl& engine = *impl_;
+  Impl& engine = running();
   engine.check_usable();
   const at::NoGradGuard no_grad;
   const int parameter = engine.layout.find(name);
@@ -163,7 +163,7 @@ void Engine::set_full_parameter(const std::string& name, const at::Tensor& value
 }
 
 void Engine::set_full_optimizer_state(const std::string& name, const std::string& key, const at::Tensor& value) {
-  Impl& engine = *impl_;
+  Impl& engine = running();
   engine.check_usable();
   const at::NoGradGuard no_grad;
   const int parameter = engine.layout.find(name);

@@ -215,6 +215,7 @@ StepReport Engine::Impl::report(StepReason reason, const Agreed& agreed) const {
 
 StepReport Engine::Impl::step() {
   check_usable();
+  params->refuse_lost_writes();
   const at::NoGradGuard no_grad;
   if (no_sync_guards + coalesce_guards > 0)
     throw UseError("engine.step", "step() inside ", no_sync_guards > 0 ? "no_sync()" : "coalesce_grad_reduction()",
@@ -345,27 +346,32 @@ void Engine::shutdown() {
   if (healthy) impl->params->restore();  // otherwise the store's end leaves what this rank has
 }
 
-void Engine::backward(const at::Tensor& loss, const BackwardOptions& options) { impl_->backward(loss, options); }
-StepReport Engine::step() { return impl_->step(); }
-
-void Engine::zero_grad() {
-  impl_->check_usable();
-  impl_->drop_window();
+Engine::Impl& Engine::running() const {
+  if (!impl_) throw UseError("engine.shutdown", "the engine has ended (shutdown() was called; make a new one)");
+  return *impl_;
 }
 
-bool Engine::is_gradient_accumulation_boundary() const { return impl_->window.boundary(); }
-void Engine::set_gradient_accumulation_boundary(bool is_boundary) { impl_->window.set_boundary(is_boundary); }
+void Engine::backward(const at::Tensor& loss, const BackwardOptions& options) { running().backward(loss, options); }
+StepReport Engine::step() { return running().step(); }
+
+void Engine::zero_grad() {
+  running().check_usable();
+  running().drop_window();
+}
+
+bool Engine::is_gradient_accumulation_boundary() const { return running().window.boundary(); }
+void Engine::set_gradient_accumulation_boundary(bool is_boundary) { running().window.set_boundary(is_boundary); }
 
 ScopeGuard Engine::no_sync() {
-  impl_->check_usable();
-  ++impl_->no_sync_guards;
-  return impl_->guard([impl = impl_.get()] { --impl->no_sync_guards; });
+  running().check_usable();
+  ++running().no_sync_guards;
+  return running().guard([impl = &running()] { --impl->no_sync_guards; });
 }
 
 ScopeGuard Engine::coalesce_grad_reduction() {
-  impl_->check_usable();
-  ++impl_->coalesce_guards;
-  return impl_->guard([impl = impl_.get()] { impl->end_coalesce(); });
+  running().check_usable();
+  ++running().coalesce_guards;
+  return running().guard([impl = &running()] { impl->end_coalesce(); });
 }
 
 void Engine::Impl::end_coalesce() {
@@ -375,21 +381,21 @@ void Engine::Impl::end_coalesce() {
 }
 
 void Engine::synchronize() {
-  impl_->check_usable();
-  impl_->params->finish_publish();
+  running().check_usable();
+  running().params->finish_publish();
 }
 
-Counters Engine::counters() const { return impl_->counters; }
-double Engine::loss_scale() const { return impl_->scaler.scale(); }
-std::vector<double> Engine::lr() const { return impl_->lr; }
+Counters Engine::counters() const { return running().counters; }
+double Engine::loss_scale() const { return running().scaler.scale(); }
+std::vector<double> Engine::lr() const { return running().lr; }
 
 void Engine::set_lr(const std::vector<double>& lr) {
-  check_eq<UseError>("engine.set_lr", "one learning rate a parameter group", lr.size(), impl_->lr.size());
-  impl_->lr = lr;
+  check_eq<UseError>("engine.set_lr", "one learning rate a parameter group", lr.size(), running().lr.size());
+  running().lr = lr;
 }
 
-const Ledger& Engine::memory() const { return *impl_->ledger; }
-const World& Engine::world() const { return impl_->world; }
-const Config& Engine::config() const { return impl_->config; }
+const Ledger& Engine::memory() const { return *running().ledger; }
+const World& Engine::world() const { return running().world; }
+const Config& Engine::config() const { return running().config; }
 
 }  // namespace ballast

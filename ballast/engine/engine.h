@@ -99,11 +99,12 @@ class Engine {
   const Config& config() const;
 
   /// Ends the engine: hooks are removed and the module gets its full parameters back (collective at stage 3, unless an
-  /// error ended it before).
+  /// error ended it before). Every later call is a UseError.
   void shutdown();
 
  private:
   struct Impl;
+  Impl& running() const;
   std::unique_ptr<Impl> impl_;
 };
 

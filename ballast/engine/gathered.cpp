@@ -34,7 +34,7 @@ std::set<int> units_of(const Layout& layout, const std::vector<int>& parameters)
 }  // namespace
 
 ScopeGuard Engine::gathered(const std::vector<at::Tensor>& params, std::optional<int> writer) {
-  Impl& engine = *impl_;
+  Impl& engine = running();
   engine.check_usable();
   if (writer && (*writer < 0 || *writer >= engine.world.size()))
     throw UseError("engine.gathered", "there is no such rank (writer ", *writer, ", world size ", engine.world.size(),

@@ -100,6 +100,10 @@ void ParamStore::adopt_full(int unit) {
   residency_->accept_writes(unit);
 }
 
+void ParamStore::refuse_lost_writes() const {
+  if (residency_) residency_->refuse_lost_writes();
+}
+
 void ParamStore::rethrow_failure() const {
   if (!residency_) return;
   if (auto cause = residency_->failure()) std::rethrow_exception(cause);

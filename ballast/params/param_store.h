@@ -60,6 +60,8 @@ class ParamStore {
   /// The values in full(unit) (held) are new, and equal on all ranks: takes this rank's part of them over.
   void adopt_full(int unit);
 
+  /// UseError if a sharded parameter was written in place outside gathered().
+  void refuse_lost_writes() const;
   /// Throws what made an operator fail in a parameter fault, if one did.
   void rethrow_failure() const;
   const Residency* residency() const { return residency_.get(); }

@@ -186,9 +186,8 @@ void Residency::prefetch(const Lock& held) {
   }
 }
 
-void Residency::drop(const Lock& held, int unit) {
-  State& state = at(unit);
-  finish_gather(held, unit);
+void Residency::refuse_lost_write(const Lock&, int unit) const {
+  const State& state = at(unit);
   for (std::size_t i = 0; i < state.parameters.size(); ++i)
     if (static_cast<std::uint32_t>(state.parameters[i]._version()) != state.versions[i]) {
       const Unit& owner = layout_.units[static_cast<std::size_t>(unit)];
@@ -197,6 +196,18 @@ void Residency::drop(const Lock& held, int unit) {
                      layout_.parameters[static_cast<std::size_t>(owner.slots[i].parameter)].name(), ", rank ",
                      gather_->rank(), "; the write would be lost)");
     }
+}
+
+void Residency::refuse_lost_writes() const {
+  Lock lock(mutex_);
+  for (std::size_t u = 0; u < states_.size(); ++u)
+    if (states_[u].managed && states_[u].residence == Residence::kMapped) refuse_lost_write(lock, static_cast<int>(u));
+}
+
+void Residency::drop(const Lock& held, int unit) {
+  State& state = at(unit);
+  finish_gather(held, unit);
+  refuse_lost_write(held, unit);
   state.storage.unmap();
   state.bytes = {};
   state.residence = Residence::kSharded;

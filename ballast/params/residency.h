@@ -58,6 +58,8 @@ class Residency final : public FaultHandler {
 
   /// The shard has new values: mapped copies are stale and go (persistent ones are gathered anew). No operator runs.
   void invalidate(int unit);
+  /// UseError if somebody wrote to a mapped copy in place: that would be lost.
+  void refuse_lost_writes() const;
   /// A writer changed mapped values on purpose (gathered with a writer): take the version counters as they are now.
   void accept_writes(int unit);
 
@@ -88,6 +90,7 @@ class Residency final : public FaultHandler {
   using Lock = std::unique_lock<std::mutex>;
 
   State& at(int unit) { return states_[static_cast<std::size_t>(unit)]; }
+  const State& at(int unit) const { return states_[static_cast<std::size_t>(unit)]; }
   std::int64_t size(int unit) const { return layout_.units[static_cast<std::size_t>(unit)].padded; }
   void use(const Lock& held, int unit);
   void fault(const Lock& held, int unit);
@@ -96,6 +99,7 @@ class Residency final : public FaultHandler {
   bool make_room(const Lock& held, std::int64_t elements, bool for_prefetch);
   void prefetch(const Lock& held);
   void drop(const Lock& held, int unit);
+  void refuse_lost_write(const Lock& held, int unit) const;
   void refuse_second_thread(const Lock& held);
   void fail(const Lock& held, std::exception_ptr cause) noexcept;
 
