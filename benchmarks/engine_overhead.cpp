@@ -56,7 +56,7 @@ int main(int argc, char** argv) {
   options.heads = flags.number("heads", 4, "attention heads");
   options.context = flags.number("sequence", 128, "tokens a sequence");
   const std::int64_t batch = flags.number("batch", 8, "sequences a window");
-  const int turns = static_cast<int>(flags.number("turns", 31, "windows of each side"));
+  const int turns = static_cast<int>(flags.number("turns", 21, "windows of each side"));
   const std::string device = flags.text("device", "cpu", "cpu or cuda");
   flags.finish();
 

