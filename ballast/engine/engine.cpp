@@ -117,14 +117,17 @@ void Engine::Impl::check_usable() {
 }
 
 ScopeGuard Engine::Impl::guard(std::function<void()> end) {
-  auto quietly = [this, end] {
+  auto while_running = [engine = std::weak_ptr<const bool>(alive), end = std::move(end)] {
+    if (!engine.expired()) end();
+  };
+  auto quietly = [this, while_running] {
     try {
-      end();
+      while_running();
     } catch (...) {
       kept = std::current_exception();
     }
   };
-  return ScopeGuard(std::move(end), std::move(quietly));
+  return ScopeGuard(std::move(while_running), std::move(quietly));
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------

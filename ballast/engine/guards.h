@@ -5,9 +5,9 @@
 
 namespace ballast {
 
-/// Ends something of the engine exactly once: when end() is called, or when the guard dies. Move-only; must not outlive
-/// the engine. end() throws what ending throws; a destructor can't, so there the error waits for the engine's next
-/// call.
+/// Ends something of the engine exactly once: when end() is called, or when the guard dies. Move-only. A guard that
+/// outlives its engine (shutdown() came first) ends nothing: a writer's values don't reach the other ranks then. end()
+/// throws what ending throws; a destructor can't, so there the error waits for the engine's next call.
 class ScopeGuard {
  public:
   ScopeGuard(std::function<void()> end, std::function<void()> end_quietly)

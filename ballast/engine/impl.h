@@ -80,6 +80,8 @@ struct Engine::Impl {
   std::exception_ptr failure;  // ended the engine
   std::exception_ptr kept;     // of a guard's destructor, thrown by the next call
   std::unique_ptr<GradientHooks> hooks;
+  std::shared_ptr<const bool> alive =
+      std::make_shared<const bool>(true);  // guards hold it weakly: shutdown() may come first
 };
 
 }  // namespace ballast
