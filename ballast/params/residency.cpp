@@ -221,9 +221,19 @@ void Residency::drop(const Lock& held, int unit) {
 void Residency::invalidate(int unit) {
   Lock lock(mutex_);
   at::DisableRecordFunctionGuard unobserved;
-  if (!at(unit).managed) return;
-  if (at(unit).residence != Residence::kSharded) drop(lock, unit);
-  if (at(unit).persistent) {
+  State& state = at(unit);
+  if (!state.managed) return;
+  if (state.pins > 0) {
+    // Held by gathered(), so on all ranks: its pointers stay good, and the new values come to where they point.
+    rounds_.meet_on_unit(Call::kGather, unit);
+    state.gather = gather_->all_gather(state.storage.flat(), state.shard,
+                                       "unit " + layout_.units[static_cast<std::size_t>(unit)].name);
+    state.residence = Residence::kGathering;
+    finish_gather(lock, unit);
+    return;
+  }
+  if (state.residence != Residence::kSharded) drop(lock, unit);
+  if (state.persistent) {
     start_gather(lock, unit);
     finish_gather(lock, unit);
   }

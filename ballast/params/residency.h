@@ -56,7 +56,8 @@ class Residency final : public FaultHandler {
   void hold(int unit);
   void let_go(int unit) noexcept;
 
-  /// The shard has new values: mapped copies are stale and go (persistent ones are gathered anew). No operator runs.
+  /// The shard has new values: mapped copies are stale and go (persistent and held ones are gathered anew). No operator
+  /// runs.
   void invalidate(int unit);
   /// UseError if somebody wrote to a mapped copy in place: that would be lost.
   void refuse_lost_writes() const;

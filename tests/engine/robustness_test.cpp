@@ -31,5 +31,22 @@ TEST(Guards, EndNothingAfterTheirEngine) {
   });
 }
 
+TEST(Gathered, PointersStayGoodThroughAStep) {
+  in_every_stage([](Trial& trial) {
+    if (!trial.world().device().is_cpu()) GTEST_SKIP() << "reads device memory by pointer";
+    Session& session = trial.start(lin({{"a.p", {5}}, {"b.p", {3}}}));
+    session.backward({{"a.p", trial.shared(1)}, {"b.p", trial.shared(1)}});
+    auto guard = session.engine().gathered({session.model().parameter("a.p")}, 1);
+    const auto* const values = static_cast<const float*>(session.model().parameter("a.p").const_data_ptr());
+    EXPECT_TRUE(session.step().applied);
+    EXPECT_NEAR(values[4], -.05, 1e-6);
+    session.engine().set_full_parameter("a.p", at::full({5}, 2, at::kFloat));
+    EXPECT_EQ(values[4], 2);
+    guard.end();
+    session.expect_value("a.p", 2, 0);
+    session.expect_value("b.p", -.05);
+  });
+}
+
 }  // namespace
 }  // namespace ballast::testing
