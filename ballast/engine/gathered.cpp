@@ -58,6 +58,8 @@ void Engine::Impl::end_gathered(const std::vector<int>& parameters, std::optiona
         const Slot& slot = layout.slot_of(p);
         const at::Tensor values = params->full(unit.id).narrow(0, slot.offset, slot.numel);
         gather->broadcast(values, *writer, "parameter " + layout.parameters[static_cast<std::size_t>(p)].name()).wait();
+        // On the other ranks too a graph from before the write must refuse to run its backward.
+        params->parameter(p).unsafeGetTensorImpl()->bump_version();
         if (unit.trainable) write_state(p, "", values);
       }
       for (int unit : units) params->adopt_full(unit);

@@ -48,5 +48,21 @@ TEST(Gathered, PointersStayGoodThroughAStep) {
   });
 }
 
+// The writer's own write makes older graphs refuse; on the others nobody wrote, but the values are new there too.
+TEST(Gathered, AGraphFromBeforeAWriteIsAnErrorOnEveryRank) {
+  in_every_stage([](Trial& trial) {
+    Session& session = trial.start(lin({{"p", {4}, 1}}));
+    const at::Tensor old = session.model().parameter("p").square().sum();
+    {
+      const auto guard = session.engine().gathered({}, 0);
+      const at::NoGradGuard no_grad;
+      if (trial.rank() == 0) session.model().parameter("p").fill_(3);
+    }
+    EXPECT_THROW(session.engine().backward(old), c10::Error);
+    session.engine().backward(session.model().parameter("p").square().sum());
+    session.expect_grad("p", 6, 0);
+  });
+}
+
 }  // namespace
 }  // namespace ballast::testing
