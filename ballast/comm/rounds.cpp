@@ -82,6 +82,10 @@ std::string Rounds::describe(const AgreementMessage& message) const {
       text << "end of coalesce_grad_reduction()";
       after();
       break;
+    case Call::kZeroGrad:
+      text << "zero_grad()";
+      after();
+      break;
     case Call::kShutdown:
       text << "shutdown()";
       break;

@@ -18,6 +18,7 @@ enum class Call : std::uint32_t {
   kAccess,    // full values of one parameter, read or written; unit says which
   kGathered,  // gathered(...), at its begin and end
   kCoalesce,  // the end of coalesce_grad_reduction()
+  kZeroGrad,  // zero_grad(), where backwards reduce
   kShutdown,
 };
 

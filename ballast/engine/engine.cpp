@@ -358,8 +358,11 @@ void Engine::backward(const at::Tensor& loss, const BackwardOptions& options) { 
 StepReport Engine::step() { return running().step(); }
 
 void Engine::zero_grad() {
-  running().check_usable();
-  running().drop_window();
+  Impl& engine = running();
+  engine.check_usable();
+  const at::NoGradGuard no_grad;
+  engine.final_on_error([&] { engine.reducer->come_level(); });
+  engine.drop_window();
 }
 
 bool Engine::is_gradient_accumulation_boundary() const { return running().window.boundary(); }

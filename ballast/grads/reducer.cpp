@@ -201,6 +201,18 @@ void Reducer::reduce_agreed(const std::vector<AgreementMessage>& all) {
   started_ = 0;
 }
 
+void Reducer::come_level() {
+  if (!policy_.reduce_every_backward || !policy_.overlap || rounds_.alone()) return;
+  std::size_t furthest = 0;
+  for (const AgreementMessage& other : rounds_.meet(Call::kZeroGrad, message({}), true))
+    furthest = std::max(furthest, started_of(other));
+  while (started_ < furthest) {
+    const int unit = order_[started_++];
+    start(unit, travel_dtype(unit, false), {});
+  }
+  while (!in_flight_.empty()) land_oldest();
+}
+
 at::Tensor Reducer::peek(int unit) {
   const Unit& u = layout_.units[static_cast<std::size_t>(unit)];
   at::Tensor sum;

@@ -63,6 +63,9 @@ class Reducer {
   /// moving anything. Collective. Undefined where no rank has any.
   at::Tensor peek(int unit);
 
+  /// Before a window is dropped on purpose. Backwards that an exception ended may have started more units on one rank
+  /// than on another: all ranks come level, or each later reduction would meet another unit's. Collective.
+  void come_level();
   /// Forgets what was started, after an error or with a dropped window.
   void abandon() noexcept;
 

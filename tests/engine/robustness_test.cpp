@@ -64,5 +64,33 @@ TEST(Gathered, AGraphFromBeforeAWriteIsAnErrorOnEveryRank) {
   });
 }
 
+/// Passes its input on; its backward throws.
+struct Broken : torch::autograd::Function<Broken> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
+    throw std::runtime_error("broken on purpose");
+  }
+};
+
+// c's unit is under way on both ranks when the exception comes, b's on rank 0 alone.
+TEST(Backward, MayBreakAtAnotherPlaceOnEachRank) {
+  in_every_stage([](Trial& trial) {
+    Session& session = trial.start(lin({{"a.p", {4}}, {"b.p", {4}}, {"c.p", {4}}}));
+    at::Tensor loss = session.loss({{"a.p", 100}});
+    if (trial.rank() == 0) loss = Broken::apply(loss);
+    const at::Tensor b = session.loss({{"b.p", 100}});
+    loss = loss + b;
+    if (trial.rank() == 1) loss = Broken::apply(loss);
+    const at::Tensor c = session.loss({{"c.p", 100}});
+    EXPECT_THROW(session.engine().backward(loss + c), std::exception);
+    session.engine().zero_grad();
+    const Pull pull{{"a.p", trial.shared(1)}, {"b.p", trial.shared(3)}, {"c.p", trial.shared(9)}};
+    EXPECT_TRUE(session.window({pull}).applied);
+    session.expect_value("a.p", -.05);
+    session.expect_value("b.p", -.075);
+    session.expect_value("c.p", -.09);
+  });
+}
+
 }  // namespace
 }  // namespace ballast::testing
