@@ -165,13 +165,15 @@ void FaultStorage::used_on_current_stream() const {
   guard.recordDataPtrOnStream(context->memory, guard.getStream(device));
 }
 
-void FaultStorage::surrender() noexcept {
+void FaultStorage::surrender(const std::string& why_empty) noexcept {
   c10::StorageImpl& storage = *flat_.storage().unsafeGetStorageImpl();
   FaultContext* context = context_of(&storage);
   if (context == nullptr) return;
   c10::DataPtr memory = std::move(context->memory);
+  const bool empty = memory.get() == nullptr && flat_.numel() > 0;
   disarm(storage);
   storage.set_data_ptr_noswap(std::move(memory));
+  if (empty) arm(why_empty);
 }
 
 FaultObserver::FaultObserver() {

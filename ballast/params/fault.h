@@ -39,8 +39,8 @@ class FaultStorage {
   void arm(const std::string& why) noexcept;
   /// The memory is not reused before what is queued on the calling thread's current stream has run. Device only.
   void used_on_current_stream() const;
-  /// Hands the module an ordinary storage again. Mapped: with its memory; unmapped: empty.
-  void surrender() noexcept;
+  /// Hands the module an ordinary storage again. Mapped: with its memory; unmapped: any access throws `why_empty`.
+  void surrender(const std::string& why_empty) noexcept;
 
   const at::Tensor& flat() const { return flat_; }
 

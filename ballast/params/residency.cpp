@@ -263,7 +263,7 @@ void Residency::restore() {
     if (!state.managed) continue;
     if (state.residence == Residence::kSharded) start_gather(lock, static_cast<int>(u));
     finish_gather(lock, static_cast<int>(u));
-    state.storage.surrender();
+    state.storage.surrender({});  // mapped
     state.bytes = {};
     state.managed = false;
   }
@@ -271,10 +271,14 @@ void Residency::restore() {
 
 void Residency::abandon() noexcept {
   Lock lock(mutex_);
-  for (State& state : states_) {
+  for (std::size_t u = 0; u < states_.size(); ++u) {
+    State& state = states_[u];
     if (!state.managed) continue;
     state.gather = {};
-    state.storage.surrender();
+    state.storage.surrender(Error("params.read", "the engine ended while unit ", layout_.units[u].name,
+                                  " was sharded, so this rank has no values of it (rank ", gather_->rank(),
+                                  "; another error came first)")
+                                .what());
     state.bytes = {};
     state.managed = false;
   }

@@ -43,6 +43,7 @@ class Residency final : public FaultHandler {
  public:
   Residency(const Layout& layout, Rounds& rounds, std::shared_ptr<Communicator> gather, std::shared_ptr<Ledger> ledger,
             ResidencyLimits limits);
+  ~Residency() override { abandon(); }  // also after a constructor of ParamStore that threw
 
   /// Takes over a sharded unit. full: [padded], the parameters are views of its storage; it is unmapped here. shard:
   /// [shard], this rank's values, read by every later gather. persistent: gathered now and after every update.

@@ -92,5 +92,32 @@ TEST(Backward, MayBreakAtAnotherPlaceOnEachRank) {
   });
 }
 
+TEST(Failure, LeavesParametersThatThrowWhereTheirValuesAreGone) {
+  for (const Cell& cell : cells({3}, kFp32, kCallerOwned))
+    run_trial(2, cell, [](Trial& trial) {
+      Board unused(2);
+      auto model = lin({{"a.p", {4}, 1}, {"b.p", {4}, 1}});
+      {
+        Session session(model, settings(trial.cell()), trial.world(), unused);
+        const std::string touched = trial.rank() == 0 ? "a.p" : "b.p";
+        EXPECT_THROW(
+            {
+              session.loss({{touched, 1}});
+              session.step();
+            },
+            std::exception);
+      }
+      for (const char* name : {"a.p", "b.p"}) {
+        try {
+          (void)model->parameter(name).sum().item<float>();
+          ADD_FAILURE() << name << " was read";
+        } catch (const std::exception& e) {
+          EXPECT_NE(std::string(e.what()).find("the engine ended"), std::string::npos) << e.what();
+        }
+      }
+      trial.start(lin(1));
+    });
+}
+
 }  // namespace
 }  // namespace ballast::testing
