@@ -397,6 +397,9 @@ std::vector<double> Engine::lr() const { return running().lr; }
 
 void Engine::set_lr(const std::vector<double>& lr) {
   check_eq<UseError>("engine.set_lr", "one learning rate a parameter group", lr.size(), running().lr.size());
+  for (double rate : lr)
+    if (!(std::isfinite(rate) && rate >= 0))
+      throw UseError("engine.set_lr", "a learning rate is not a finite number >= 0 (", rate, ")");
   running().lr = lr;
 }
 

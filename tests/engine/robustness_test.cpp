@@ -119,5 +119,15 @@ TEST(Failure, LeavesParametersThatThrowWhereTheirValuesAreGone) {
     });
 }
 
+TEST(LearningRate, MustBeAFiniteNumber) {
+  in_every_stage([](Trial& trial) {
+    Session& session = trial.start(lin(4));
+    for (const double rate : {-1., std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()})
+      EXPECT_THROW(session.engine().set_lr({rate}), UseError);
+    session.window({pull(trial.shared(1))});
+    session.expect_value("p", -.05);
+  });
+}
+
 }  // namespace
 }  // namespace ballast::testing
