@@ -218,6 +218,7 @@ StepReport Engine::Impl::report(StepReason reason, const Agreed& agreed) const {
 
 StepReport Engine::Impl::step() {
   check_usable();
+  params->refuse_changed_module();
   params->refuse_lost_writes();
   const at::NoGradGuard no_grad;
   if (no_sync_guards + coalesce_guards > 0)

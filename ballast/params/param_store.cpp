@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include "ballast/base/error.h"
+
 namespace ballast {
 
 ParamStore::ParamStore(const Layout& layout, const ParamPolicy& policy, std::vector<at::Tensor> parameters,
@@ -102,6 +104,23 @@ void ParamStore::adopt_full(int unit) {
 
 void ParamStore::refuse_lost_writes() const {
   if (residency_) residency_->refuse_lost_writes();
+}
+
+void ParamStore::refuse_changed_module() const {
+  for (const Unit& unit : layout_.units) {
+    const c10::StorageImpl* ours = full(unit.id).storage().unsafeGetStorageImpl();
+    for (const Slot& slot : unit.slots) {
+      const at::Tensor& parameter = this->parameter(slot.parameter);
+      const std::string& name = layout_.parameters[static_cast<std::size_t>(slot.parameter)].name();
+      if (!parameter.has_storage() || parameter.storage().unsafeGetStorageImpl() != ours)
+        throw UseError(
+            "params.step", "a parameter's data was exchanged after the engine was made (", name,
+            "; convert the module with to() or set_data() before, or call shutdown() and make a new engine)");
+      if (!unit.trainable && parameter.requires_grad())
+        throw UseError("params.step", "a parameter that was frozen when the engine was made requires grad now (", name,
+                       "; call shutdown() and make a new engine)");
+    }
+  }
 }
 
 void ParamStore::rethrow_failure() const {

@@ -62,6 +62,9 @@ class ParamStore {
 
   /// UseError if a sharded parameter was written in place outside gathered().
   void refuse_lost_writes() const;
+  /// UseError if the module's parameters are no longer those that the engine trains: their data was exchanged
+  /// (module->to(dtype), set_data), or a frozen one requires grad now. An update would be lost without a word.
+  void refuse_changed_module() const;
   /// Throws what made an operator fail in a parameter fault, if one did.
   void rethrow_failure() const;
   const Residency* residency() const { return residency_.get(); }

@@ -119,6 +119,24 @@ TEST(Failure, LeavesParametersThatThrowWhereTheirValuesAreGone) {
     });
 }
 
+// Otherwise step() reports an update that the module never sees.
+TEST(Module, ThatIsNoLongerTheEnginesIsRefused) {
+  in_every_stage([](Trial& trial) {
+    Session& session = trial.start(lin({{"a.p", {4}}, {"frozen", {3}, 1, false}}));
+    session.backward({{"a.p", trial.shared(1)}});
+    session.model().parameter("frozen").requires_grad_(true);
+    EXPECT_THROW(session.step(), UseError);
+    session.model().parameter("frozen").requires_grad_(false);
+    EXPECT_TRUE(session.step().applied);  // the refusal changed nothing
+    session.expect_value("a.p", -.05);
+    session.model().to(at::kDouble);
+    session.model().to(at::kFloat);
+    EXPECT_THROW(session.step(), UseError);
+    trial.forget_sessions();
+    trial.start(lin(1));
+  });
+}
+
 TEST(LearningRate, MustBeAFiniteNumber) {
   in_every_stage([](Trial& trial) {
     Session& session = trial.start(lin(4));
