@@ -36,10 +36,11 @@ try:
 except SignalException:
     sys.exit(130)'
 
-# Each rank computes with one thread, so that two of them fit on two cores.
+# Each rank computes with one thread, so that two of them fit on two cores. The address: --standalone would look up the
+# name of the machine, which need not be known to itself.
 launch() {
-  OMP_NUM_THREADS=1 LOGLEVEL=ERROR "$PYTHON" -c "$TORCHRUN" --standalone --nproc_per_node "$RANKS" --no_python \
-    "$PROGRAM" "$@"
+  OMP_NUM_THREADS=1 LOGLEVEL=ERROR "$PYTHON" -c "$TORCHRUN" --standalone --local_addr 127.0.0.1 \
+    --nproc_per_node "$RANKS" --no_python "$PROGRAM" "$@"
 }
 
 main() {

@@ -23,6 +23,9 @@ ln -sfn "$BUILD" build/release
 ln -sfn "$SOURCE/examples" examples
 
 export PATH="$(dirname "$PYTHON"):$PATH" CMAKE_GENERATOR=Ninja CMAKE_BUILD_TYPE=Release OMP_NUM_THREADS=1
+# torchrun's own default port may be taken by another run on this machine.
+PET_MASTER_PORT=$("$PYTHON" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+export PET_MASTER_PORT
 if [[ -n $SANITIZER ]]; then export CXXFLAGS="-fsanitize=$SANITIZER"; fi
 
 commands=$(commands_of_readme)
