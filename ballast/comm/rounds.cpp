@@ -17,10 +17,10 @@ void Rounds::meet_on_unit(Call call, int unit) {
   if (alone()) return;
   AgreementMessage message;
   message.unit = static_cast<std::uint32_t>(unit);
-  meet(call, std::move(message), false);
+  meet(call, std::move(message), Likeness::kSameCounts);
 }
 
-std::vector<AgreementMessage> Rounds::meet(Call call, AgreementMessage message, bool mixed) {
+std::vector<AgreementMessage> Rounds::meet(Call call, AgreementMessage message, Likeness likeness) {
   message.kind = static_cast<std::uint32_t>(call);
   message.window = counts_.window;
   message.backwards = counts_.backwards;
@@ -28,14 +28,16 @@ std::vector<AgreementMessage> Rounds::meet(Call call, AgreementMessage message, 
   if (alone()) return {std::move(message)};
 
   const std::vector<AgreementMessage> all = agreement_.round(message, describe(message));
-  const auto may_mix = [](std::uint32_t kind) {
-    const Call c = static_cast<Call>(kind);
-    return c == Call::kBackward || c == Call::kStep || c == Call::kCoalesce;
+  const auto passes = [&](const AgreementMessage& m) {
+    const Call c = static_cast<Call>(m.kind);
+    return likeness == Likeness::kPassing && (c == Call::kBackward || c == Call::kCoalesce);
   };
+  const auto waits = std::find_if_not(all.begin(), all.end(), passes);
   const bool together = std::all_of(all.begin(), all.end(), [&](const AgreementMessage& other) {
-    if (other.window != message.window || other.unit != message.unit) return false;
-    if (other.kind == message.kind) return mixed || other.backwards == message.backwards;
-    return mixed && may_mix(other.kind) && may_mix(message.kind);
+    if (other.window != message.window) return false;
+    if (passes(other)) return true;
+    return other.kind == waits->kind && other.unit == waits->unit &&
+           (likeness != Likeness::kSameCounts || other.backwards == waits->backwards);
   });
   if (!together) diverged(all);
   return all;

@@ -46,10 +46,15 @@ class Rounds {
 
   /// Every rank makes the same call on the same unit, or CommError.
   void meet_on_unit(Call call, int unit);
-  /// The messages of all ranks, in rank order. mixed: ranks may also be in one of {kBackward, kStep, kCoalesce}
-  /// instead of `call`, with other counts, and the caller sorts that out; without, any difference of call or of
-  /// backwards is an error.
-  std::vector<AgreementMessage> meet(Call call, AgreementMessage message, bool mixed);
+  /// How alike the ranks of a meeting must be. The same on all ranks.
+  enum class Likeness : std::uint8_t {
+    kSameCounts,  // the same call after as many backwards
+    kSameCall,    // whatever the number of backwards
+    kPassing,     // some may still pass through kBackward or kCoalesce while the others wait in one call, the same for
+                  // all that wait: those repeat the meeting until all have come
+  };
+  /// The messages of all ranks, in rank order, or CommError.
+  std::vector<AgreementMessage> meet(Call call, AgreementMessage message, Likeness likeness);
   /// As Agreement::exchange.
   std::vector<std::vector<double>> exchange(const std::vector<double>& values);
 

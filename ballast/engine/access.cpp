@@ -45,7 +45,7 @@ double Engine::Impl::prospective_normaliser() {
   const double steps = static_cast<double>(window.accumulation_steps());
   switch (scaling) {
     case Window::Scaling::kWeighted:
-      return weight;
+      return weight > 0 ? weight : 1;  // so far all contributions are zero
     case Window::Scaling::kSum:
       return world.size();
     default:
@@ -62,7 +62,7 @@ at::Tensor Engine::full_grad(const std::string& name) {
   check_trainable("engine.full_grad", info);
   const int unit = engine.layout.unit_of(parameter).id;
   return engine.final_on_error([&]() -> at::Tensor {
-    engine.rounds->meet_on_unit(Call::kAccess, unit);
+    engine.meet(Call::kAccess, unit);
     double active = 0;
     for (const auto& values : engine.rounds->exchange({engine.grads->active(parameter) ? 1.0 : 0.0}))
       active += values.front();
@@ -83,7 +83,7 @@ void Engine::set_full_grad(const std::string& name, const at::Tensor& value) {
   check_trainable("engine.set_full_grad", info);
   check_shape("engine.set_full_grad", info, value);
   engine.final_on_error([&] {
-    engine.rounds->meet_on_unit(Call::kAccess, engine.layout.unit_of(parameter).id);
+    engine.meet(Call::kAccess, engine.layout.unit_of(parameter).id);
     const double factor = engine.prospective_normaliser() * engine.scaler.scale();
     engine.grads->overwrite(parameter, value.to(engine.world.device(), at::kFloat) * factor);
   });
@@ -98,7 +98,7 @@ at::Tensor Engine::full_parameter(const std::string& name) {
   const int unit = engine.layout.unit_of(parameter).id;
   const Slot& slot = engine.layout.slot_of(parameter);
   return engine.final_on_error([&] {
-    engine.rounds->meet_on_unit(Call::kAccess, unit);
+    engine.meet(Call::kAccess, unit);
     if (info.trainable)
       return slice(engine.whole_on_device(unit, engine.optimizer->state(unit, "")), info, slot).clone();
     engine.params->hold(unit);
@@ -118,7 +118,7 @@ at::Tensor Engine::full_optimizer_state(const std::string& name, const std::stri
   const int unit = engine.layout.unit_of(parameter).id;
   const at::Tensor& kept = engine.optimizer->state(unit, key);
   return engine.final_on_error([&] {
-    engine.rounds->meet_on_unit(Call::kAccess, unit);
+    engine.meet(Call::kAccess, unit);
     return slice(engine.whole_on_device(unit, kept), info, engine.layout.slot_of(parameter)).clone();
   });
 }
@@ -146,7 +146,7 @@ void Engine::set_full_parameter(const std::string& name, const at::Tensor& value
   check_shape("engine.set_full_parameter", info, value);
   const int unit = engine.layout.unit_of(parameter).id;
   engine.final_on_error([&] {
-    engine.rounds->meet_on_unit(Call::kAccess, unit);
+    engine.meet(Call::kAccess, unit);
     if (info.trainable) {
       engine.write_state(parameter, "", value);
       std::vector<bool> written(engine.layout.parameters.size(), false);
@@ -174,7 +174,7 @@ void Engine::set_full_optimizer_state(const std::string& name, const std::string
     throw UseError("engine.set_full_optimizer_state",
                    "the key is empty (call set_full_parameter for the master weights)");
   engine.final_on_error([&] {
-    engine.rounds->meet_on_unit(Call::kAccess, engine.layout.unit_of(parameter).id);
+    engine.meet(Call::kAccess, engine.layout.unit_of(parameter).id);
     engine.write_state(parameter, key, value);
   });
 }

@@ -193,6 +193,12 @@ void Engine::Impl::backward(const at::Tensor& loss, const BackwardOptions& optio
   if (reducer->reduces_at_backward()) final_on_error([&] { return reducer->round(Call::kBackward, announce(true)); });
 }
 
+// As step() does: ranks with fewer backwards join the others' rounds here until everybody has come to its call.
+void Engine::Impl::meet(Call call, int unit) {
+  while (!reducer->round(call, announce(false), unit).all_arrived) {
+  }
+}
+
 Announcement Engine::Impl::announce(bool reduce_now) const {
   Announcement mine;
   mine.reduce = reduce_now;
@@ -233,7 +239,7 @@ StepReport Engine::Impl::step() {
   do {
     const auto timer = progress.time(ProgressLog::kReduce);
     agreed = final_on_error([&] { return reducer->round(Call::kStep, announce(window.boundary())); });
-  } while (!agreed.all_in_step);
+  } while (!agreed.all_arrived);
   window.complete_micro_batch(agreed.any_backward);
   rounds->counts().micro_batches = window.micro_batches();
   counters.micro_steps += window.managed() ? (agreed.any_backward ? 1 : 0) : agreed.most_backwards;
@@ -362,7 +368,7 @@ void Engine::zero_grad() {
   Impl& engine = running();
   engine.check_usable();
   const at::NoGradGuard no_grad;
-  engine.final_on_error([&] { engine.reducer->come_level(); });
+  engine.final_on_error([&] { engine.reducer->come_level(engine.announce(false)); });
   engine.drop_window();
 }
 

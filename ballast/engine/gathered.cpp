@@ -42,7 +42,7 @@ ScopeGuard Engine::gathered(const std::vector<at::Tensor>& params, std::optional
   const std::vector<int> parameters = indices_of(engine.layout, *engine.params, params);
   engine.final_on_error([&] {
     const std::set<int> units = units_of(engine.layout, parameters);
-    if (!units.empty()) engine.rounds->meet_on_unit(Call::kGathered, *units.begin());
+    if (!units.empty()) engine.meet(Call::kGathered, *units.begin());
     for (int unit : units) engine.params->hold(unit);
   });
   return engine.guard([&engine, parameters, writer] { engine.end_gathered(parameters, writer); });
@@ -53,6 +53,7 @@ void Engine::Impl::end_gathered(const std::vector<int>& parameters, std::optiona
   const std::set<int> units = units_of(layout, parameters);
   if (writer && !failure) {
     final_on_error([&] {
+      if (!units.empty()) meet(Call::kGathered, *units.begin());
       for (int p : parameters) {
         const Unit& unit = layout.unit_of(p);
         const Slot& slot = layout.slot_of(p);

@@ -43,6 +43,8 @@ struct Engine::Impl {
   void backward(const at::Tensor& loss, const BackwardOptions& options);
   void take_gradient(int parameter, const at::Tensor& gradient);
   Announcement announce(bool reduce) const;
+  /// All ranks are in this call, on this unit.
+  void meet(Call call, int unit);
   StepReport step();
   StepReport report(StepReason reason, const Agreed& agreed) const;
   double norm_squared();

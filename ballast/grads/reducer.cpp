@@ -132,20 +132,27 @@ AgreementMessage Reducer::message(const Announcement& mine) const {
   return message;
 }
 
-Agreed Reducer::round(Call call, const Announcement& mine) {
-  const std::vector<AgreementMessage> all = rounds_.meet(call, message(mine), !policy_.equal_calls);
+Agreed Reducer::round(Call call, const Announcement& mine, int unit) {
+  AgreementMessage spoken = message(mine);
+  spoken.unit = static_cast<std::uint32_t>(unit);
+  using Likeness = Rounds::Likeness;
+  const Likeness likeness = !policy_.equal_calls      ? Likeness::kPassing
+                            : call == Call::kZeroGrad ? Likeness::kSameCall  // backwards may have broken
+                                                      : Likeness::kSameCounts;
+  const std::vector<AgreementMessage> all = rounds_.meet(call, std::move(spoken), likeness);
 
   Agreed agreed;
-  agreed.all_in_step = true;
+  agreed.all_arrived = true;
   bool reduce = false;
   for (const AgreementMessage& other : all) {
     reduce |= (other.flags & kReduce) != 0;
-    agreed.all_in_step &= other.kind == static_cast<std::uint32_t>(Call::kStep);
+    agreed.all_arrived &= other.kind == static_cast<std::uint32_t>(call);
     agreed.any_backward |= (other.flags & kBackwardSinceStep) != 0;
     agreed.most_backwards = std::max(agreed.most_backwards, other.backwards);
     agreed.weight += other.weight;
+    agreed.furthest = std::max(agreed.furthest, started_of(other));
   }
-  if (agreed.all_in_step) {
+  if (call == Call::kStep && agreed.all_arrived) {
     for (const AgreementMessage& other : all) {
       if ((other.flags & kEndsWindow) != (all.front().flags & kEndsWindow) ||
           other.micro_batches != all.front().micro_batches)
@@ -201,12 +208,13 @@ void Reducer::reduce_agreed(const std::vector<AgreementMessage>& all) {
   started_ = 0;
 }
 
-void Reducer::come_level() {
-  if (!policy_.reduce_every_backward || !policy_.overlap || rounds_.alone()) return;
-  std::size_t furthest = 0;
-  for (const AgreementMessage& other : rounds_.meet(Call::kZeroGrad, message({}), true))
-    furthest = std::max(furthest, started_of(other));
-  while (started_ < furthest) {
+void Reducer::come_level(const Announcement& mine) {
+  if (!policy_.reduce_every_backward || rounds_.alone()) return;
+  Agreed agreed;
+  do {
+    agreed = round(Call::kZeroGrad, mine);
+  } while (!agreed.all_arrived);
+  while (started_ < agreed.furthest) {
     const int unit = order_[started_++];
     start(unit, travel_dtype(unit, false), {});
   }

@@ -17,11 +17,12 @@ namespace ballast {
 
 /// What all ranks know after a round, equal on all of them.
 struct Agreed {
-  bool all_in_step = false;         // every rank has entered step()
+  bool all_arrived = false;         // every rank is in the same call
   bool any_backward = false;        // some rank has run a backward since the last step()
   std::int64_t most_backwards = 0;  // of any rank in this window
   double weight = 0;                // sum over ranks, in rank order
   std::uint32_t scaling = 0;        // Window::Scaling of the ranks that have run a backward
+  std::size_t furthest = 0;         // units that some rank had started when it spoke
   std::vector<bool> active;         // by parameter: some rank has a contribution in this window
 };
 
@@ -57,7 +58,8 @@ class Reducer {
   bool reduces_at_backward() const { return policy_.reduce_every_backward && !deferred_; }
 
   /// One meeting of all ranks, and the reductions that it agrees on. Collective. When it returns, they have landed.
-  Agreed round(Call call, const Announcement& mine);
+  /// unit: where the call is about one; must be equal on the ranks that are in it.
+  Agreed round(Call call, const Announcement& mine, int unit = 0);
 
   /// fp32 [shard or padded], on the device: the sum over ranks of what the unit has so far, landed and held, without
   /// moving anything. Collective. Undefined where no rank has any.
@@ -65,7 +67,7 @@ class Reducer {
 
   /// Before a window is dropped on purpose. Backwards that an exception ended may have started more units on one rank
   /// than on another: all ranks come level, or each later reduction would meet another unit's. Collective.
-  void come_level();
+  void come_level(const Announcement& mine);
   /// Forgets what was started, after an error or with a dropped window.
   void abandon() noexcept;
 

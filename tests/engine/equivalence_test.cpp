@@ -211,6 +211,31 @@ TEST(Equivalence, OneBackwardAWindowIsBitEqualForEveryBucketSizeAndRun) {
   }
 }
 
+// The rest of this file's ranks are threads that share memory; here they speak through sockets, whose transfers really
+// run beside the computation.
+TEST(Equivalence, OverSockets) {
+  WorldOptions sockets = test_options();
+  sockets.backend = "gloo";
+  for (int world_size : {2, 3}) {
+    Board board(world_size);
+    run_ranks(
+        world_size,
+        [&](const World& world) {
+          const DType dtype = world_size == 2 ? DType::kFloat32 : DType::kBFloat16;
+          const Problem problem{dtype, Windows::kThree, world_size, true};
+          const Outcome answer = plain(problem);
+          for (int stage : {0, 1, 2, 3}) {
+            const Manner manner{stage, stage % 2 == 1, false, true, 100};
+            SCOPED_TRACE(name_of(problem, manner) + ", rank " + std::to_string(world.rank()));
+            expect_close(engine_run(problem, manner, world, board), answer, dtype);
+          }
+          board.close(world);
+        },
+        sockets);
+    board.expect_equal();
+  }
+}
+
 // Windows of several backwards: other stages may add in another order, but never another way in the next run.
 TEST(Equivalence, TwoRunsAreBitEqual) {
   Board board(2);

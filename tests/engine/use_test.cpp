@@ -169,6 +169,52 @@ TEST(Ranks, ThatNormaliseOneWindowDifferentlyAllGetTheError) {
   });
 }
 
+// One backward on rank 0, three on rank 1: what all ranks call next finds them level.
+TEST(Ranks, MayReadWriteAndDropAfterUnequalBackwards) {
+  for (const Cell& cell : cells({0, 1, 2}, kFp32, kCallerOwned))
+    run_trial(2, cell, [](Trial& trial) {
+      Session& session = trial.start(lin({{"a.p", {4}}, {"b.p", {3}}}));
+      const auto unequal = [&] {
+        for (int k = 0; k < 1 + 2 * trial.rank(); ++k) session.backward({{"a.p", 1}, {"b.p", k}});
+      };
+      unequal();
+      session.expect_grad("a.p", 2);    // (1 + 3) / 2
+      session.expect_grad("b.p", 1.5);  // (0 + 0 + 1 + 2) / 2
+      {
+        const torch::NoGradGuard no_grad;
+        const auto guard = session.engine().gathered({session.model().parameter("b.p")}, 1);
+        session.model().parameter("b.p").fill_(trial.rank());
+      }
+      session.expect_value("b.p", 1, 0);
+      unequal();
+      session.engine().zero_grad();
+      EXPECT_FALSE(session.engine().full_grad("a.p").defined());
+      unequal();
+      session.engine().set_full_parameter("a.p", at::full({4}, 5., at::kFloat));
+      session.engine().set_full_grad("b.p", at::ones({3}, at::kFloat));
+      EXPECT_TRUE(session.step().applied);
+      session.expect_value("a.p", 5 - .0666667);
+      session.expect_value("b.p", .95);
+    });
+}
+
+TEST(Ranks, InDifferentCallsAllGetTheError) {
+  for (const Cell& cell : cells({2, 3}, kFp32, kCallerOwned))
+    run_trial(2, cell, [](Trial& trial) {
+      Board unused(2);
+      Session session(lin(4), settings(trial.cell()), trial.world(), unused);
+      session.backward(pull(1));
+      try {
+        trial.rank() == 0 ? (void)session.engine().step() : session.engine().zero_grad();
+        ADD_FAILURE() << "step() met zero_grad()";
+      } catch (const CommError& e) {
+        EXPECT_NE(std::string(e.what()).find("rank 0: step()"), std::string::npos) << e.what();
+        EXPECT_NE(std::string(e.what()).find("rank 1: zero_grad()"), std::string::npos) << e.what();
+      }
+      trial.start(lin(1));
+    });
+}
+
 TEST(Ranks, StartFromRankZerosValues) {
   in_every_stage([](Trial& trial) {
     auto model = lin({{"a", {5}, 1. + trial.rank()}, {"frozen", {3}, 7. + trial.rank(), false}});

@@ -67,7 +67,6 @@ class Player {
   std::list<Graph> graphs_;
   std::optional<ScopeGuard> scope_;
   Scaling scaling_ = Scaling::kMean;
-  bool unequal_ = false;
 };
 
 }  // namespace ballast::testing
