@@ -1,0 +1,129 @@
+#include "ballast/grads/gradient_store.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "tests/grads/units.h"
+
+namespace ballast {
+namespace {
+
+const std::vector<TestParameter> kParameters{{"a.p", {3, 5}}, {"a.q", {7}}, {"b.p", {2}}};
+
+struct Store {
+  explicit Store(GradPolicy policy, c10::ScalarType compute = c10::kFloat, int rank = 0)
+      : layout(layout_of(kParameters, 2, compute)), store(layout, policy, rank, ledger) {}
+  at::Tensor slot(const at::Tensor& flat, int parameter) const {
+    const Slot& place = layout.slot_of(parameter);
+    return flat.narrow(0, place.offset, place.numel);
+  }
+  std::int64_t bytes(Tier tier) const { return ledger->cell(MemoryKind::kGrads, tier).now; }
+
+  Layout layout;
+  std::shared_ptr<Ledger> ledger = Ledger::create();
+  GradientStore store;
+};
+
+TEST(GradientStore, ContributionsLieInTheirSlotsWithZerosBetween) {
+  Store s(policy_of(2));
+  const at::Tensor p = at::arange(15, at::kFloat).reshape({3, 5});
+  s.store.contribute(0, p.t().contiguous().t());  // any strides
+  EXPECT_TRUE(s.store.holds(0));
+  EXPECT_FALSE(s.store.holds(1));
+  EXPECT_FALSE(s.store.complete(0));
+  EXPECT_TRUE(s.store.active(0));
+  EXPECT_FALSE(s.store.active(1));
+  s.store.contribute(1, at::ones({7}));
+  EXPECT_TRUE(s.store.complete(0));
+  EXPECT_FALSE(s.store.mixed(0));
+  const at::Tensor taken = s.store.take(0);
+  EXPECT_EQ(taken.numel(), s.layout.units[0].padded);
+  EXPECT_TRUE(at::equal(s.slot(taken, 0), p.flatten()));
+  EXPECT_TRUE(at::equal(s.slot(taken, 1), at::ones({7})));
+  EXPECT_EQ(taken.sum().item<double>(), 105 + 7) << "zeros everywhere else";
+  EXPECT_FALSE(s.store.holds(0));
+  EXPECT_TRUE(s.store.active(0)) << "until the window ends";
+  EXPECT_EQ(s.bytes(Tier::kDevice), 0);
+}
+
+TEST(GradientStore, ASecondContributionIsAddedInTheAccumulationDtype) {
+  for (const auto accumulate : {at::kFloat, at::kBFloat16}) {
+    GradPolicy policy = policy_of(1);
+    policy.accumulate = accumulate;
+    Store s(policy, at::kBFloat16);
+    const auto bf16 = [](double value, at::IntArrayRef shape) { return at::full(shape, value, at::kBFloat16); };
+    s.store.contribute(0, bf16(1, {3, 5}));
+    EXPECT_EQ(s.store.local(0).scalar_type(), at::kBFloat16);
+    EXPECT_EQ(s.bytes(Tier::kDevice), 2 * s.layout.units[0].padded);
+    s.store.contribute(0, bf16(std::ldexp(1, -9), {3, 5}));
+    s.store.contribute(1, bf16(3, {7}));  // its first, into the wider sum
+    EXPECT_TRUE(s.store.mixed(0));
+    const at::Tensor taken = s.store.take(0);
+    EXPECT_EQ(taken.scalar_type(), accumulate);
+    const double sum = accumulate == at::kFloat ? 1 + std::ldexp(1, -9) : 1;
+    EXPECT_TRUE(at::all(s.slot(taken, 0) == sum).item<bool>());
+    EXPECT_TRUE(at::all(s.slot(taken, 1) == 3).item<bool>());
+    EXPECT_FALSE(s.store.mixed(0));
+  }
+}
+
+TEST(GradientStore, SparseContributionsAreDense) {
+  Store s(policy_of(2));
+  const at::Tensor sparse =
+      at::sparse_coo_tensor(at::tensor({1, 1}, at::kLong).reshape({1, 2}), at::ones({2, 5}, at::kFloat), {3, 5});
+  s.store.contribute(0, sparse);
+  const at::Tensor taken = s.slot(s.store.take(0), 0).reshape({3, 5});
+  EXPECT_TRUE(at::equal(taken.sum(1), at::tensor({0.f, 10.f, 0.f})));
+}
+
+TEST(GradientStore, SumsThatLandAddUpOnTheirTier) {
+  for (int stage : {0, 2})
+    for (Tier tier : {Tier::kDevice, Tier::kHost}) {
+      GradPolicy policy = policy_of(stage);
+      policy.tier = tier;
+      Store s(policy, at::kFloat, 1);
+      const Range range = s.store.landed_range(0);
+      EXPECT_EQ(range.begin, stage == 0 ? 0 : s.layout.units[0].shard);
+      EXPECT_EQ(range.end, s.layout.units[0].padded);
+      EXPECT_FALSE(s.store.landed(0).defined());
+      s.store.land(0, at::ones({range.size()}));
+      s.store.land(0, at::full({range.size()}, 2, at::kFloat));
+      EXPECT_TRUE(at::all(s.store.landed(0) == 3).item<bool>());
+      EXPECT_EQ(s.bytes(tier), 4 * range.size());
+      s.store.release(0);
+      EXPECT_FALSE(s.store.landed(0).defined());
+      EXPECT_EQ(s.bytes(tier), 0);
+    }
+}
+
+TEST(GradientStore, OverwriteReplacesWhatHasLandedAndWhatIsHeld) {
+  for (int rank : {0, 1}) {
+    Store s(policy_of(2), at::kFloat, rank);
+    const Range range = s.store.landed_range(0);
+    s.store.land(0, at::ones({range.size()}));
+    s.store.contribute(0, at::full({3, 5}, 7, at::kFloat));
+    s.store.contribute(1, at::full({7}, 7, at::kFloat));
+    s.store.overwrite(1, at::full({7}, 5, at::kFloat));
+    EXPECT_TRUE(at::all(s.slot(s.store.local(0), 0) == 7).item<bool>()) << "another parameter's";
+    EXPECT_TRUE(at::all(s.slot(s.store.local(0), 1) == 0).item<bool>());
+    const Slot& slot = s.layout.slot_of(1);
+    const Range mine = intersect(range, {slot.offset, slot.offset + slot.numel});
+    EXPECT_EQ(s.store.landed(0).sum().item<double>(), range.size() + 4 * std::max<std::int64_t>(mine.size(), 0));
+    s.store.overwrite(2, at::full({2}, 5, at::kFloat));  // nobody had one
+    EXPECT_TRUE(s.store.active(2));
+  }
+}
+
+TEST(GradientStore, ClearDropsEverything) {
+  Store s(policy_of(2));
+  s.store.contribute(0, at::ones({3, 5}));
+  s.store.land(1, at::ones({s.layout.units[1].shard}));
+  s.store.clear();
+  EXPECT_FALSE(s.store.holds(0));
+  EXPECT_FALSE(s.store.landed(1).defined());
+  EXPECT_FALSE(s.store.active(0));
+  EXPECT_EQ(s.bytes(Tier::kDevice), 0);
+}
+
+}  // namespace
+}  // namespace ballast
