@@ -108,6 +108,15 @@ struct ZeroConfig {
   bool operator==(const ZeroConfig&) const = default;
 };
 
+/// How swap files are read and written.
+struct AioConfig {
+  std::int64_t block_size = 1 << 20;  // bytes
+  int queue_depth = 8;
+  int intra_op_parallelism = 4;  // threads, where io_uring is refused
+
+  bool operator==(const AioConfig&) const = default;
+};
+
 /// A run's configuration in DeepSpeed's JSON schema; docs/config.md describes every key. Immutable facts of one run:
 /// the engine never writes to it. Reading one throws ConfigError with the key's path, the value and what is allowed.
 struct Config {
@@ -121,6 +130,7 @@ struct Config {
   OptimizerConfig optimizer;
   SchedulerConfig scheduler;
   ZeroConfig zero;
+  AioConfig aio;
   std::int64_t steps_per_print = 10;  // 0: never
   bool wall_clock_breakdown = false;
   double comm_timeout_seconds = 600;  // own key: how long a rank waits for its peers

@@ -99,13 +99,8 @@ const std::vector<IgnoredKey>& ignored_keys() {
       {saving + "use_node_local_storage", boolean(), kSaving},
       {saving + "parallel_write", object(), kSaving},
       {saving + "writer", or_null(object()), kSaving},
-      {"aio.block_size", integer(1), kNvmeOnly},
-      {"aio.queue_depth", integer(1), kNvmeOnly},
-      {"aio.thread_count", integer(1), kNvmeOnly},
-      {"aio.intra_op_parallelism", integer(1), kNvmeOnly},
-      {"aio.single_submit", boolean(), kNvmeOnly},
-      {"aio.overlap_events", boolean(), kNvmeOnly},
-      {"aio.use_gds", boolean(), kNvmeOnly},
+      {"aio.single_submit", boolean(), "requests that are ready are always handed over together"},
+      {"aio.overlap_events", boolean(), "requests are always handed over while others are in flight"},
   };
   return keys;
 }
@@ -118,6 +113,7 @@ const std::vector<MissingKey>& missing_keys() {
   const char* compression = "compression is not supported; train uncompressed and compress the result";
   const char* curriculum = "data schedules are not supported; choose the data before backward()";
   static const std::vector<MissingKey> keys{
+      {"aio.use_gds", "", {false}, "GPUDirect Storage is not supported; states travel through host memory"},
       {"amp", "enabled", {false}, std::string("Apex AMP is not supported; ") + precision},
       {"torch_autocast", "enabled", {false}, std::string("autocast is not supported; ") + precision},
       {"fp16.auto_cast", "", {false}, "inputs are not cast; cast them before the forward"},

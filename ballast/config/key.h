@@ -69,6 +69,8 @@ struct MissingKey {
 
 /// Parameters of one group: optimizer.params and each element of optimizer.params.groups have them.
 const std::vector<Key<OptimizerHyper>>& hyper_keys();
+/// Keys of the section aio, part of the following.
+const std::vector<Key<Config>>& aio_keys();
 /// Every key with effect. A type precedes the parameters that depend on it, hyper-parameters precede the groups.
 const std::vector<Key<Config>>& config_keys();
 const std::vector<IgnoredKey>& ignored_keys();

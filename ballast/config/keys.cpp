@@ -342,6 +342,7 @@ const Keys& config_keys() {
     add_optimizer(all);
     add_scheduler(all);
     add_zero(all);
+    all.insert(all.end(), aio_keys().begin(), aio_keys().end());
     add_reports(all);
     return all;
   }();
