@@ -31,6 +31,20 @@ if(NOT BALLAST_HWY_INCLUDE OR NOT BALLAST_HWY_LIBRARY)
   message(FATAL_ERROR "Google Highway is missing: install libhwy-dev (Debian, Ubuntu)")
 endif()
 
+find_path(BALLAST_XXHASH_INCLUDE xxhash.h)
+if(NOT BALLAST_XXHASH_INCLUDE)
+  message(FATAL_ERROR "xxHash is missing: install libxxhash-dev (Debian, Ubuntu)")
+endif()
+
+option(BALLAST_URING "Read and write swap files with io_uring where the system permits it; OFF: with threads alone" ON)
+if(BALLAST_URING)
+  find_path(BALLAST_URING_INCLUDE liburing.h)
+  find_library(BALLAST_URING_LIBRARY uring)
+  if(NOT BALLAST_URING_INCLUDE OR NOT BALLAST_URING_LIBRARY)
+    message(FATAL_ERROR "liburing is missing: install liburing-dev (Debian, Ubuntu) or pass -DBALLAST_URING=OFF")
+  endif()
+endif()
+
 # A CUDA build of LibTorch brings c10_cuda; its CUDA-only parts of ours are compiled then and only then.
 if(TARGET c10_cuda)
   set(BALLAST_CUDA ON)

@@ -12,6 +12,8 @@ readonly REQUIRED=(
   "header  CLI/CLI.hpp                    libcli11-dev"
   "header  hwy/highway.h                  libhwy-dev"
   "header  gloo/transport/device.h        libgloo-dev"
+  "header  xxhash.h                       libxxhash-dev"
+  "header  liburing.h                     liburing-dev"
   "file    /usr/src/googletest            libgtest-dev"
 )
 readonly FASTER=( # the build is right without them, and slower

@@ -13,8 +13,8 @@ namespace ballast::data {
 
 class TemporaryFolder {
  public:
-  TemporaryFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "ballast-XXXXXX").string();
+  explicit TemporaryFolder(const std::filesystem::path& below = std::filesystem::temp_directory_path()) {
+    std::string name = (below / "ballast-XXXXXX").string();
     path_ = ::mkdtemp(name.data());
   }
   ~TemporaryFolder() {
