@@ -1,11 +1,17 @@
 // Full values by name: gradients, parameters, optimizer states, read and written between calls.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+
+#include <cmath>
 
 #include "ballast/base/error.h"
 #include "ballast/engine/impl.h"
 
 namespace ballast {
 namespace {
+
+constexpr double kMostSteps = 0x1p53;  // whole numbers beyond aren't all doubles
 
 at::Tensor slice(const at::Tensor& flat, const ParameterInfo& info, const Slot& slot) {
   return flat.narrow(0, slot.offset, slot.numel).view(info.shape);
@@ -21,6 +27,18 @@ void check_shape(const char* operation, const ParameterInfo& info, const at::Ten
 void check_trainable(const char* operation, const ParameterInfo& info) {
   if (!info.trainable)
     throw UseError(operation, "a frozen parameter has neither gradient nor optimizer state (", info.name(), ")");
+}
+
+// As torch.optim keeps it: a whole number in a tensor, which a checkpoint may have given one dimension.
+std::int64_t step_count(const ParameterInfo& info, const at::Tensor& value) {
+  if (!value.defined() || value.numel() != 1 || value.dim() > 1)
+    throw UseError("engine.set_full_optimizer_state", "a step count is one number (", info.name(), ": got shape ",
+                   value.defined() ? c10::str(value.sizes()) : "undefined", ")");
+  const double count = value.item<double>();
+  if (!(count >= 0 && count <= kMostSteps && count == std::floor(count)))
+    throw UseError("engine.set_full_optimizer_state", "a step count is a whole number >= 0 (", info.name(), ": got ",
+                   count, ")");
+  return static_cast<std::int64_t>(count);
 }
 
 }  // namespace
@@ -116,6 +134,12 @@ at::Tensor Engine::full_optimizer_state(const std::string& name, const std::stri
   const ParameterInfo& info = engine.layout.parameters[static_cast<std::size_t>(parameter)];
   check_trainable("engine.full_optimizer_state", info);
   const int unit = engine.layout.unit_of(parameter).id;
+  if (key == OptimizerStates::kStepKey)
+    return engine.final_on_error([&] {
+      engine.meet(Call::kAccess, unit);
+      return at::full({}, static_cast<double>(engine.optimizer->steps(parameter)),
+                      at::TensorOptions(at::kFloat).device(engine.world.device()));
+    });
   const at::Tensor& kept = engine.optimizer->state(unit, key);
   return engine.final_on_error([&] {
     engine.meet(Call::kAccess, unit);
@@ -169,13 +193,23 @@ void Engine::set_full_optimizer_state(const std::string& name, const std::string
   const int parameter = engine.layout.find(name);
   const ParameterInfo& info = engine.layout.parameters[static_cast<std::size_t>(parameter)];
   check_trainable("engine.set_full_optimizer_state", info);
+  const int unit = engine.layout.unit_of(parameter).id;
+  if (key == OptimizerStates::kStepKey) {
+    const std::int64_t steps = step_count(info, value);
+    engine.final_on_error([&] {
+      engine.meet(Call::kAccess, unit);
+      engine.optimizer->set_steps(parameter, steps);
+    });
+    return;
+  }
   check_shape("engine.set_full_optimizer_state", info, value);
   if (key.empty())
     throw UseError("engine.set_full_optimizer_state",
                    "the key is empty (call set_full_parameter for the master weights)");
   engine.final_on_error([&] {
-    engine.meet(Call::kAccess, engine.layout.unit_of(parameter).id);
+    engine.meet(Call::kAccess, unit);
     engine.write_state(parameter, key, value);
+    engine.optimizer->moments_written(parameter);
   });
 }
 

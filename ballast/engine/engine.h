@@ -81,8 +81,10 @@ class Engine {
   /// Collective, between calls. Names are the module's dotted parameter names (each name of a tied parameter works).
   /// full_grad: fp32, what the window has so far, divided by its normaliser, before clipping; undefined tensor where no
   /// rank has a contribution. full_parameter: the fp32 master weights. Keys: "exp_avg", "exp_avg_sq" (Adam, AdamW),
-  /// "exp_avg" (Lion), "momentum_buffer" (SGD). Shapes are the parameter's; tensors are on the engine's device. The
-  /// set_ twins take the same value on every rank.
+  /// "exp_avg" (Lion), "momentum_buffer" (SGD): fp32 of the parameter's shape; and "step": how often the parameter was
+  /// updated, fp32 [] as in torch.optim's state (set_: [] or [1], a whole number >= 0). What is read is on the engine's
+  /// device. The set_ twins take the same value on every rank. SGD's first update after its momentum_buffer was set
+  /// builds on it; one that was never set starts as the first gradient, as in torch.optim.
   at::Tensor full_grad(const std::string& name);
   void set_full_grad(const std::string& name, const at::Tensor& value);
   at::Tensor full_parameter(const std::string& name);

@@ -26,7 +26,7 @@ SgdCoefficients::SgdCoefficients(const SgdStep& step)
       l2(rounded(step.weight_decay)),
       minus_lr(rounded(-step.lr)),
       has_momentum(step.momentum != 0),
-      first(step.step == 1),
+      fresh(step.fresh),
       nesterov(step.nesterov),
       momentum(rounded(step.momentum)),
       one_minus_dampening(rounded(1 - step.dampening)) {}

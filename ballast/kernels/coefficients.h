@@ -26,7 +26,7 @@ struct SgdCoefficients {
   explicit SgdCoefficients(const SgdStep& step);
 
   float factor, l2, minus_lr;
-  bool has_momentum, first, nesterov;
+  bool has_momentum, fresh, nesterov;
   float momentum, one_minus_dampening;
 };
 

@@ -57,12 +57,12 @@ struct AdamStep {
 };
 
 /// Stochastic gradient descent as in torch.optim.SGD; b is the buffer `first`, unused when momentum is 0:
-///   g = g + weight_decay*w;  b = g at step 1, else momentum*b + (1-dampening)*g
+///   g = g + weight_decay*w;  b = g where the buffer is fresh, else momentum*b + (1-dampening)*g
 ///   w = w - lr * (nesterov ? g + momentum*b : b), with g for b when momentum is 0
 struct SgdStep {
   double lr, momentum, dampening, weight_decay;
   bool nesterov;
-  std::int64_t step;  // 1: the buffer is only written
+  bool fresh;  // the buffer holds nothing yet and is only written
   double grad_factor;
 };
 

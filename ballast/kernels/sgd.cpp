@@ -22,7 +22,7 @@ struct SgdRule {
     if (c.l2 != 0) g = hn::Add(g, hn::Mul(hn::Set(d, c.l2), w));
     if (c.has_momentum) {
       auto b = g;
-      if (!c.first) {  // what the buffer holds before is never read
+      if (!c.fresh) {  // what the buffer holds before is never read
         const auto damped = hn::Mul(hn::Set(d, c.one_minus_dampening), g);
         b = hn::Add(hn::Mul(hn::LoadU(d, buffer + i), hn::Set(d, c.momentum)), damped);
       }

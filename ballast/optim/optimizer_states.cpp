@@ -39,7 +39,8 @@ OptimizerStates::OptimizerStates(const Layout& layout, const OptimizerConfig& co
       states_device_(policy.tier == Tier::kDevice ? device : c10::Device(c10::kCPU)),
       ledger_(std::move(ledger)),
       units_(layout.units.size()),
-      steps_(layout.parameters.size(), 0) {}
+      steps_(layout.parameters.size(), 0),
+      fresh_(layout.parameters.size(), true) {}
 
 Range OptimizerStates::kept_range(int unit) const {
   const Unit& u = layout_.units[static_cast<std::size_t>(unit)];
@@ -82,16 +83,18 @@ std::vector<OptimizerStates::Segment> OptimizerStates::segments(int unit, const 
     const auto p = static_cast<std::size_t>(slot.parameter);
     if (!step.active[p]) continue;
     const std::int64_t count = ++steps_[p];
+    const bool fresh = fresh_[p];
+    fresh_[p] = false;
     const Range part = intersect(kept, {slot.offset, slot.offset + slot.numel});
     if (part.empty()) continue;
     const Range local{part.begin - kept.begin, part.end - kept.begin};
     const int group = layout_.parameters[p].group;
     const bool follows = !result.empty() && result.back().group == group && result.back().step == count &&
-                         local.begin - result.back().range.end < kSlotAlign;
+                         result.back().fresh == fresh && local.begin - result.back().range.end < kSlotAlign;
     if (follows) {
       result.back().range.end = local.end;
     } else {
-      result.push_back({local, group, count});
+      result.push_back({local, group, count, fresh});
     }
   }
   return result;
@@ -125,10 +128,9 @@ const at::Tensor& OptimizerStates::state(int unit, const std::string& key) const
   const std::vector<std::string> known = keys();
   if (!known.empty() && key == known[0]) return mine.first;
   if (known.size() > 1 && key == known[1]) return mine.second;
-  std::string list;
-  for (const std::string& name : known) list += (list.empty() ? "" : ", ") + name;
-  throw UseError("optim.state", "this optimizer has no state of that name (", key,
-                 "; it has: ", list.empty() ? "none" : list, ")");
+  std::string list = kStepKey;
+  for (const std::string& name : known) list += ", " + name;
+  throw UseError("optim.state", "this optimizer has no state of that name (", key, "; it has: ", list, ")");
 }
 
 void OptimizerStates::refresh_bound(int unit, Range elements) {

@@ -31,6 +31,9 @@ struct UpdateStep {
 /// and placements: what differs is which elements are kept and where they lie.
 class OptimizerStates {
  public:
+  /// Callers' name of a parameter's update count, which stands next to keys().
+  static constexpr const char* kStepKey = "step";
+
   OptimizerStates(const Layout& layout, const OptimizerConfig& config, const OptimizerPolicy& policy, int rank,
                   c10::Device device, std::shared_ptr<Ledger> ledger);
 
@@ -52,7 +55,13 @@ class OptimizerStates {
   const at::Tensor& state(int unit, const std::string& key) const;
   /// The masters of these elements were written through state(): rounds them into the bound parameters.
   void refresh_bound(int unit, Range elements);
+  /// The parameter's moments were written through state(): SGD's next update builds on its buffer instead of starting
+  /// it with the gradient, as torch.optim does where a buffer is there.
+  void moments_written(int parameter) { fresh_[static_cast<std::size_t>(parameter)] = false; }
+
+  /// Updates of the parameter so far; equal on all ranks. Adam's bias corrections follow from it.
   std::int64_t steps(int parameter) const { return steps_[static_cast<std::size_t>(parameter)]; }
+  void set_steps(int parameter, std::int64_t steps) { steps_[static_cast<std::size_t>(parameter)] = steps; }
   int groups() const { return 1 + static_cast<int>(config_.groups.size()); }
 
   /// fp32 values kept per element besides the master weight.
@@ -64,11 +73,12 @@ class OptimizerStates {
     bool master_is_bound = false;
     Ledger::Entry bytes;
   };
-  /// A run of elements (of the kept range) that one call updates: same group, same step count.
+  /// A run of elements (of the kept range) that one call updates: same group, same step count, buffers alike.
   struct Segment {
     Range range;
     int group;
     std::int64_t step;
+    bool fresh;
   };
   std::vector<Segment> segments(int unit, const UpdateStep& step);
   const OptimizerHyper& hyper(int group) const;
@@ -83,6 +93,7 @@ class OptimizerStates {
   std::shared_ptr<Ledger> ledger_;
   std::vector<UnitStates> units_;
   std::vector<std::int64_t> steps_;  // by parameter: updates so far
+  std::vector<bool> fresh_;          // by parameter: nothing has been put into its moments yet
 };
 
 }  // namespace ballast

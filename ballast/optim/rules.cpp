@@ -52,7 +52,7 @@ void OptimizerStates::update_on_host(UnitStates& unit, const at::Tensor& sum, co
       break;
     case OptimizerType::kSgd:
       if (h.momentum == 0) view.first = nullptr;
-      kernels::sgd_update({lr, h.momentum, h.dampening, h.weight_decay, h.nesterov, segment.step, step.grad_factor},
+      kernels::sgd_update({lr, h.momentum, h.dampening, h.weight_decay, h.nesterov, segment.fresh, step.grad_factor},
                           view, threads);
       break;
     case OptimizerType::kLion:
@@ -88,7 +88,7 @@ void OptimizerStates::update_on_device(UnitStates& unit, const at::Tensor& sum, 
     case OptimizerType::kSgd: {
       if (h.weight_decay != 0) grad.add_(master, h.weight_decay);
       if (h.momentum != 0) {
-        if (segment.step == 1) {
+        if (segment.fresh) {
           first.copy_(grad);
         } else {
           first.mul_(h.momentum).add_(grad, 1 - h.dampening);

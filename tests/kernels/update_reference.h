@@ -33,7 +33,7 @@ inline void reference(const SgdStep& step, Weight& x, float grad) {
   float g = grad * static_cast<float>(step.grad_factor);
   if (step.weight_decay != 0) g += static_cast<float>(step.weight_decay) * x.w;
   if (step.momentum != 0) {
-    x.m = step.step == 1 ? g : x.m * static_cast<float>(step.momentum) + static_cast<float>(1 - step.dampening) * g;
+    x.m = step.fresh ? g : x.m * static_cast<float>(step.momentum) + static_cast<float>(1 - step.dampening) * g;
     g = step.nesterov ? g + static_cast<float>(step.momentum) * x.m : x.m;
   }
   x.w -= static_cast<float>(step.lr) * g;

@@ -27,10 +27,10 @@ const std::vector<Rule>& rules() {
       rule("AdamW", AdamStep{1e-2, .9, .999, 1e-8, .1, true, 3, .25}, adam_update),
       rule("Adam with decay in the gradient", AdamStep{1e-2, .9, .95, 1e-6, .1, false, 7, 1}, adam_update),
       rule("Adam with a small beta1", AdamStep{1e-2, .3, .9, 1e-8, 0, false, 1, 1}, adam_update),
-      rule("SGD", SgdStep{1e-2, 0, 0, .1, false, 2, .5}, sgd_update),
-      rule("SGD, first momentum", SgdStep{1e-2, .9, .5, 0, false, 1, 1}, sgd_update),
-      rule("SGD, damped momentum", SgdStep{1e-2, .9, .5, .1, false, 2, 1}, sgd_update),
-      rule("SGD, Nesterov", SgdStep{1e-2, .9, 0, .1, true, 5, .125}, sgd_update),
+      rule("SGD", SgdStep{1e-2, 0, 0, .1, false, false, .5}, sgd_update),
+      rule("SGD, first momentum", SgdStep{1e-2, .9, .5, 0, false, true, 1}, sgd_update),
+      rule("SGD, damped momentum", SgdStep{1e-2, .9, .5, .1, false, false, 1}, sgd_update),
+      rule("SGD, Nesterov", SgdStep{1e-2, .9, 0, .1, true, false, .125}, sgd_update),
       rule("Lion", LionStep{1e-3, .9, .99, .1, .5}, lion_update),
   };
   return all;
@@ -181,21 +181,21 @@ TEST(Update, Case22AdamGivesTheSameValuesAtEveryLengthAndStart) {
 }
 
 TEST(Update, SgdFollowsTheFormulaByHand) {
-  float w = 1, buffer = std::numeric_limits<float>::quiet_NaN();  // the first step doesn't read it
+  float w = 1, buffer = std::numeric_limits<float>::quiet_NaN();  // a fresh one is not read
   const float grad = 2;
   const UpdateView view{&w, &buffer, nullptr, &grad, Scalar::kFloat32, nullptr, Scalar::kFloat32, 1};
-  sgd_update({.5, .5, .25, 0, false, 1, 1}, view, 1);
+  sgd_update({.5, .5, .25, 0, false, true, 1}, view, 1);
   EXPECT_EQ(buffer, 2);
   EXPECT_EQ(w, 0);
-  sgd_update({.5, .5, .25, 0, false, 2, 1}, view, 1);
+  sgd_update({.5, .5, .25, 0, false, false, 1}, view, 1);
   EXPECT_EQ(buffer, 2.5f);  // .5*2 + .75*2
   EXPECT_EQ(w, -1.25f);
-  sgd_update({.5, .5, 0, .5, true, 3, 1}, view, 1);
+  sgd_update({.5, .5, 0, .5, true, false, 1}, view, 1);
   EXPECT_EQ(buffer, 2.625f);  // g = 2 + .5*-1.25 = 1.375; .5*2.5 + 1.375
   EXPECT_EQ(w, -2.59375f);    // -1.25 - .5*(1.375 + .5*2.625)
 
   const UpdateView plain{&w, nullptr, nullptr, &grad, Scalar::kFloat32, nullptr, Scalar::kFloat32, 1};
-  sgd_update({.25, 0, 0, 0, false, 1, .5}, plain, 1);
+  sgd_update({.25, 0, 0, 0, false, true, .5}, plain, 1);
   EXPECT_EQ(w, -2.84375f);
 }
 
