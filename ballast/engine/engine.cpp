@@ -176,6 +176,11 @@ void Engine::Impl::backward(const at::Tensor& loss, const BackwardOptions& optio
     const auto timer = progress.time(ProgressLog::kBackward);
     torch::autograd::backward({loss}, {seed}, options.retain_graph);
     in_backward = false;
+  } catch (const CommError&) {  // of a reduction that a gradient started: the peers can't be met again
+    in_backward = false;
+    failure = std::current_exception();
+    params->rethrow_failure();
+    throw;
   } catch (...) {
     in_backward = false;
     if (gradient_arrived) {

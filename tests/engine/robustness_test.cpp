@@ -92,6 +92,41 @@ TEST(Backward, MayBreakAtAnotherPlaceOnEachRank) {
   });
 }
 
+/// Passes its input on; its backward ends as a reduction does whose peer is gone.
+struct Cut : torch::autograd::Function<Cut> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
+    throw CommError("comm.all_to_all", "cut on purpose");
+  }
+};
+
+TEST(Failure, OfACollectiveInABackwardIsFinal) {
+  in_every_stage([](Trial& trial) {
+    Board unused(2);
+    auto model = lin({{"a.p", {4}}, {"b.p", {4}}});
+    Session session(model, settings(trial.cell()), trial.world(), unused);
+    Engine& engine = session.engine();
+    const auto expect_cut = [](const char* call, auto&& made) {
+      try {
+        made();
+        ADD_FAILURE() << call << " went on";
+      } catch (const CommError& e) {
+        EXPECT_STREQ(e.what(), "[comm.all_to_all] cut on purpose") << call;
+      }
+    };
+    const at::Tensor cut = Cut::apply(session.loss({{"a.p", 1}}));
+    const at::Tensor loss = cut + session.loss({{"b.p", 1}});  // b's gradient arrives first
+    const at::Tensor next = session.loss({{"b.p", 1}});
+    expect_cut("backward", [&] { engine.backward(loss); });
+    expect_cut("the next backward", [&] { engine.backward(next); });
+    expect_cut("step", [&] { engine.step(); });
+    expect_cut("zero_grad", [&] { engine.zero_grad(); });
+    expect_cut("full_parameter", [&] { engine.full_parameter("a.p"); });
+    expect_cut("no_sync", [&] { engine.no_sync().end(); });
+    trial.start(lin(1));
+  });
+}
+
 TEST(Failure, LeavesParametersThatThrowWhereTheirValuesAreGone) {
   for (const Cell& cell : cells({3}, kFp32, kCallerOwned))
     run_trial(2, cell, [](Trial& trial) {
