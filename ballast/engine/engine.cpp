@@ -393,7 +393,8 @@ ScopeGuard Engine::coalesce_grad_reduction() {
 }
 
 void Engine::Impl::end_coalesce() {
-  if (--coalesce_guards > 0 || failure || !policies.grads.reduce_every_backward || window.broken()) return;
+  if (--coalesce_guards > 0 || no_sync_guards > 0) return;  // kept on for the guard that still lives
+  if (failure || !policies.grads.reduce_every_backward || window.broken()) return;
   const at::NoGradGuard no_grad;
   final_on_error([&] { return reducer->round(Call::kCoalesce, announce(true)); });
 }

@@ -67,7 +67,8 @@ class Engine {
   /// While the guard lives, backwards keep their contributions whole on the device (4 bytes a parameter of the units
   /// they touch) and nothing is reduced; the next backward outside it, or step(), reduces the sum.
   [[nodiscard]] ScopeGuard no_sync();
-  /// As no_sync, but the end of the guard reduces what was collected. Collective at its end.
+  /// As no_sync, but the end of the guard reduces what was collected (unless a no_sync() still lives: then what that
+  /// one keeps, too, is reduced after its end). Collective at its end.
   [[nodiscard]] ScopeGuard coalesce_grad_reduction();
 
   /// Collective. While the guard lives the full values of these parameters (none: all) are readable by raw pointers.

@@ -31,6 +31,39 @@ TEST(Guards, EndNothingAfterTheirEngine) {
   });
 }
 
+// A coalescing guard that ends while a no_sync() lives leaves everything whole: held, by rank and element, 4 bytes.
+TEST(Guards, CoalescingInsideNoSyncDoesNotReduce) {
+  in_every_stage([](Trial& trial) {
+    Session& session = trial.start(lin(4096));
+    const auto held = [&] { return session.engine().memory().cell(MemoryKind::kGrads, Tier::kDevice).now; };
+    constexpr std::int64_t kWhole = 4096 * 4;
+    auto outer = session.engine().no_sync();
+    auto inner = session.engine().coalesce_grad_reduction();
+    session.backward(pull(trial.shared(1)));
+    inner.end();
+    EXPECT_EQ(held(), kWhole);
+    session.backward(pull(trial.shared(2)));
+    EXPECT_EQ(held(), kWhole);
+    outer.end();
+    EXPECT_EQ(held(), kWhole) << "until the next backward or step";
+    session.backward(pull(trial.shared(3)));
+    if (trial.cell().stage >= 2) {
+      EXPECT_EQ(held(), trial.cell().host ? 0 : kWhole / 2);
+    }
+    EXPECT_NEAR(session.step().grad_norm, 6 * 64, 1e-3);
+    session.expect_value("p", -.1 * 6 / 7);
+
+    auto collected = session.engine().coalesce_grad_reduction();
+    session.engine().no_sync().end();  // the other way round it is the outer guard that reduces
+    session.backward(pull(trial.shared(1)));
+    collected.end();
+    if (trial.cell().stage >= 2) {
+      EXPECT_EQ(held(), trial.cell().host ? 0 : kWhole / 2);
+    }
+    EXPECT_TRUE(session.step().applied);
+  });
+}
+
 TEST(Gathered, PointersStayGoodThroughAStep) {
   in_every_stage([](Trial& trial) {
     if (!trial.world().device().is_cpu()) GTEST_SKIP() << "reads device memory by pointer";
