@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <sstream>
 
 #include "ballast/base/error.h"
 #include "ballast/base/log.h"
 #include "ballast/engine/impl.h"
 #include "ballast/engine/module_walk.h"
+#include "ballast/engine/rank_likeness.h"
 #include "ballast/grads/arithmetic.h"
 
 namespace ballast {
@@ -27,33 +27,6 @@ double rounded(double value, c10::ScalarType dtype) {
       return static_cast<float>(value);
     default:
       return value;
-  }
-}
-
-// FNV-1a, cut to what a double holds exactly.
-double digest(const std::string& text) {
-  std::uint64_t hash = 0xcbf29ce484222325;
-  for (unsigned char c : text) hash = (hash ^ c) * 0x100000001b3;
-  return static_cast<double>(hash >> 12);
-}
-
-// Ranks that were given different models or configurations would meet in mismatched collectives later, far from the
-// cause.
-void check_same_everywhere(Rounds& rounds, const Config& config, const Layout& layout) {
-  std::ostringstream parameters;
-  for (const ParameterInfo& p : layout.parameters)
-    parameters << p.name() << c10::IntArrayRef(p.shape) << c10::toString(p.dtype) << p.trainable << p.unit << p.group
-               << ';';
-  const std::vector<double> mine{digest(describe(config)), static_cast<double>(layout.parameters.size()),
-                                 digest(parameters.str())};
-  const auto all = rounds.exchange(mine);
-  for (std::size_t r = 1; r < all.size(); ++r) {
-    if (all[r][0] != all[0][0])
-      throw CommError("engine.Engine", "ranks have different configurations (rank 0 and rank ", r,
-                      " differ; give all ranks the same file)");
-    if (all[r] != all[0])
-      throw CommError("engine.Engine", "ranks have different models (rank 0: ", all[0][1], " parameters, rank ", r,
-                      ": ", all[r][1], "; names, shapes, types, trainability or groups differ)");
   }
 }
 
@@ -211,6 +184,7 @@ Announcement Engine::Impl::announce(bool reduce_now) const {
   mine.backward_since_step = window.backwards_since_step() > 0;
   mine.scaling = static_cast<std::uint32_t>(window.scaling());
   mine.weight = window.weight();
+  mine.settings = digest(lr);
   return mine;
 }
 
@@ -245,6 +219,7 @@ StepReport Engine::Impl::step() {
     const auto timer = progress.time(ProgressLog::kReduce);
     agreed = final_on_error([&] { return reducer->round(Call::kStep, announce(window.boundary())); });
   } while (!agreed.all_arrived);
+  if (window.boundary() && !agreed.same_settings) final_on_error([&] { refuse_different_rates(*rounds, lr); });
   window.complete_micro_batch(agreed.any_backward);
   rounds->counts().micro_batches = window.micro_batches();
   counters.micro_steps += window.managed() ? (agreed.any_backward ? 1 : 0) : agreed.most_backwards;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "ballast/base/error.h"
+#include "ballast/base/math.h"
 #include "ballast/grads/arithmetic.h"
 
 namespace ballast {
@@ -37,9 +38,10 @@ Reducer::Reducer(const Layout& layout, const GradPolicy& policy, GradientStore& 
     if (unit->trainable) order_.push_back(unit->id);
 }
 
-// Bitmap of a message: [held by unit][mixed by unit][active by parameter].
+// Bitmap of a message: [held by unit][mixed by unit][active by parameter], whole words, and a word of settings.
 std::int64_t Reducer::bits(const Layout& layout) {
-  return static_cast<std::int64_t>(2 * layout.units.size() + layout.parameters.size());
+  const auto flags = static_cast<std::int64_t>(2 * layout.units.size() + layout.parameters.size());
+  return round_up(flags, 64) + 64;
 }
 
 void Reducer::on_gradient(int parameter, const at::Tensor& gradient) {
@@ -121,7 +123,8 @@ AgreementMessage Reducer::message(const Announcement& mine) const {
   message.flags = (mine.reduce ? kReduce : 0) | (mine.ends_window ? kEndsWindow : 0) |
                   (mine.backward_since_step ? kBackwardSinceStep : 0) | (std::uint64_t{mine.scaling} << 8) |
                   (static_cast<std::uint64_t>(started_) << 32);
-  message.bits.assign(static_cast<std::size_t>((bits(layout_) + 63) / 64), 0);
+  message.bits.assign(static_cast<std::size_t>(bits(layout_) / 64), 0);
+  message.bits.back() = mine.settings;
   const std::size_t units = layout_.units.size();
   for (std::size_t u = 0; u < units; ++u) {
     if (store_.holds(static_cast<int>(u))) set_bit(message.bits, u);
@@ -151,6 +154,7 @@ Agreed Reducer::round(Call call, const Announcement& mine, int unit) {
     agreed.most_backwards = std::max(agreed.most_backwards, other.backwards);
     agreed.weight += other.weight;
     agreed.furthest = std::max(agreed.furthest, started_of(other));
+    agreed.same_settings &= other.bits.back() == all.front().bits.back();
   }
   if (call == Call::kStep && agreed.all_arrived) {
     for (const AgreementMessage& other : all) {

@@ -22,6 +22,7 @@ struct Agreed {
   std::int64_t most_backwards = 0;  // of any rank in this window
   double weight = 0;                // sum over ranks, in rank order
   std::uint32_t scaling = 0;        // Window::Scaling of the ranks that have run a backward
+  bool same_settings = true;        // of all ranks in this round
   std::size_t furthest = 0;         // units that some rank had started when it spoke
   std::vector<bool> active;         // by parameter: some rank has a contribution in this window
 };
@@ -33,6 +34,7 @@ struct Announcement {
   bool backward_since_step = false;
   std::uint32_t scaling = 0;
   double weight = 0;
+  std::uint64_t settings = 0;  // digest of what the caller must have set alike on all ranks
 };
 
 /// Moves contributions from where each rank holds them whole to the sum over ranks: all-to-all in the dtype they came

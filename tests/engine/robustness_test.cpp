@@ -205,6 +205,38 @@ TEST(Module, ThatIsNoLongerTheEnginesIsRefused) {
   });
 }
 
+TEST(LearningRate, ThatDiffersBetweenRanksIsAnErrorOnAll) {
+  in_every_stage([](Trial& trial) {
+    Board unused(2);
+    Session session(lin(4), settings(trial.cell()), trial.world(), unused);
+    session.engine().set_lr({.25 + trial.rank()});
+    session.backward(pull(1));
+    for (int call = 0; call < 2; ++call) {
+      try {
+        session.engine().step();
+        ADD_FAILURE() << "ranks stepped with different learning rates";
+      } catch (const CommError& e) {
+        EXPECT_NE(std::string(e.what()).find("rank 0: [0.25], rank 1: [1.25]"), std::string::npos) << e.what();
+      }
+    }
+    trial.start(lin(1));
+  });
+}
+
+TEST(LearningRate, MayDifferUntilTheWindowEnds) {
+  for (const Cell& cell : cells(kEveryStage, kFp32, kManaged))
+    run_trial(2, cell, [](Trial& trial) {
+      Session& session = trial.start(lin(4), 2);
+      session.engine().set_lr({.25 + trial.rank()});
+      session.backward(pull(trial.shared(1)));
+      EXPECT_EQ(session.engine().step().reason, StepReason::kMidWindow);
+      session.engine().set_lr({.2});
+      session.backward(pull(trial.shared(1)));
+      EXPECT_TRUE(session.step().applied);
+      session.expect_value("p", -.1);
+    });
+}
+
 TEST(LearningRate, MustBeAFiniteNumber) {
   in_every_stage([](Trial& trial) {
     Session& session = trial.start(lin(4));
