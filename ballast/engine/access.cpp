@@ -147,6 +147,16 @@ at::Tensor Engine::full_optimizer_state(const std::string& name, const std::stri
   });
 }
 
+void Engine::Impl::refuse_lost_writes_anywhere(const std::vector<int>& units) {
+  double mine = -1;
+  for (int unit : units)
+    if (const auto parameter = params->find_lost_write(unit); parameter && mine < 0) mine = *parameter;
+  const auto all = rounds->exchange({mine});
+  for (std::size_t r = 0; r < all.size(); ++r)
+    if (all[r].front() >= 0)
+      throw lost_write(layout.parameters[static_cast<std::size_t>(all[r].front())].name(), static_cast<int>(r));
+}
+
 // Every rank has the value; each writes the part that it keeps.
 void Engine::Impl::write_state(int parameter, const std::string& key, const at::Tensor& value) {
   const int unit = layout.unit_of(parameter).id;
@@ -171,6 +181,7 @@ void Engine::set_full_parameter(const std::string& name, const at::Tensor& value
   const int unit = engine.layout.unit_of(parameter).id;
   engine.final_on_error([&] {
     engine.meet(Call::kAccess, unit);
+    engine.refuse_lost_writes_anywhere({unit});  // bringing the new values into view would hide them
     if (info.trainable) {
       engine.write_state(parameter, "", value);
       std::vector<bool> written(engine.layout.parameters.size(), false);
@@ -178,9 +189,10 @@ void Engine::set_full_parameter(const std::string& name, const at::Tensor& value
       engine.params->publish(unit, written);
       engine.params->finish_publish();
     } else {
+      const at::DisableRecordFunctionGuard unobserved;  // an observer would take this for somebody else's write
       engine.params->hold(unit);
       slice(engine.params->full(unit), info, engine.layout.slot_of(parameter)).copy_(value);
-      engine.params->adopt_full(unit);
+      engine.params->adopt(parameter);
       engine.params->let_go(unit);
     }
   });

@@ -61,8 +61,11 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module_in, const Config& c
   params = std::make_unique<ParamStore>(
       layout, policies.params, walked.tensors, world.device(), gather, *rounds, ledger,
       [this](const Unit& unit, const at::Tensor& original) { optimizer->set_initial(unit, original); });
-  for (const Unit& unit : layout.units)
-    if (unit.trainable) optimizer->bind(unit.id, params->owned(unit.id));
+  for (const Unit& unit : layout.units) {
+    if (!unit.trainable) continue;
+    optimizer->bind(unit.id, params->owned(unit.id));
+    if (optimizer->masters_apart(unit.id)) params->watch_writes(unit.id);
+  }
 
   for (at::Tensor& buffer : walked.buffers) {
     at::Tensor values = buffer.detach().to(world.device()).contiguous();
@@ -73,11 +76,16 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module_in, const Config& c
 
   grads = std::make_unique<GradientStore>(layout, policies.grads, world.rank(), ledger);
   reducer = std::make_unique<Reducer>(layout, policies.grads, *grads, world.device(), reduce, *rounds, ledger);
-  std::vector<at::Tensor> trainable(walked.tensors.size());
-  for (std::size_t p = 0; p < trainable.size(); ++p)
-    if (layout.parameters[p].trainable) trainable[p] = walked.tensors[p];
-  hooks = std::make_unique<GradientHooks>(
-      trainable, [this](int parameter, at::Tensor gradient) { take_gradient(parameter, gradient); });
+  std::vector<at::Tensor> hooked;
+  std::vector<int> owner;  // of each, the parameter
+  for (std::size_t p = 0; p < walked.tensors.size(); ++p) {
+    if (!layout.parameters[p].trainable) continue;
+    hooked.insert(hooked.end(), walked.tensors[p].begin(), walked.tensors[p].end());
+    owner.resize(hooked.size(), static_cast<int>(p));
+  }
+  hooks = std::make_unique<GradientHooks>(hooked, [this, owner](int tensor, at::Tensor gradient) {
+    take_gradient(owner[static_cast<std::size_t>(tensor)], gradient);
+  });
   lr = schedule.lr(0);
   if (world.rank() == 0)
     for (const std::string& notice : config.notices) log_info(notice);

@@ -1,5 +1,7 @@
 // gathered(): full values of sharded parameters in place, for code that reads by pointer or writes.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <set>
@@ -15,7 +17,12 @@ std::vector<int> indices_of(const Layout& layout, const ParamStore& params, cons
   for (std::size_t p = 0; tensors.empty() && p < layout.parameters.size(); ++p) result.push_back(static_cast<int>(p));
   for (const at::Tensor& tensor : tensors) {
     std::size_t p = 0;
-    while (p < layout.parameters.size() && !params.parameter(static_cast<int>(p)).is_same(tensor)) ++p;
+    const auto is_it = [&](const at::Tensor& other) { return other.is_same(tensor); };
+    while (p < layout.parameters.size()) {
+      const std::vector<at::Tensor>& those = params.tensors(static_cast<int>(p));
+      if (std::any_of(those.begin(), those.end(), is_it)) break;
+      ++p;
+    }
     if (p == layout.parameters.size())
       throw UseError("engine.gathered", "a tensor is not a parameter of this engine's module (shape ",
                      tensor.defined() ? c10::str(tensor.sizes()) : "undefined",
@@ -24,6 +31,15 @@ std::vector<int> indices_of(const Layout& layout, const ParamStore& params, cons
   }
   return result;
 }
+
+/// Lets go of what gathered() held, also when its end throws.
+struct Held {
+  ParamStore& params;
+  const std::set<int>& units;
+  ~Held() {
+    for (int unit : units) params.let_go(unit);
+  }
+};
 
 std::set<int> units_of(const Layout& layout, const std::vector<int>& parameters) {
   std::set<int> units;
@@ -51,22 +67,22 @@ ScopeGuard Engine::gathered(const std::vector<at::Tensor>& params, std::optional
 void Engine::Impl::end_gathered(const std::vector<int>& parameters, std::optional<int> writer) {
   const at::NoGradGuard no_grad;
   const std::set<int> units = units_of(layout, parameters);
-  if (writer && !failure) {
-    final_on_error([&] {
-      if (!units.empty()) meet(Call::kGathered, *units.begin());
-      for (int p : parameters) {
-        const Unit& unit = layout.unit_of(p);
-        const Slot& slot = layout.slot_of(p);
-        const at::Tensor values = params->full(unit.id).narrow(0, slot.offset, slot.numel);
-        gather->broadcast(values, *writer, "parameter " + layout.parameters[static_cast<std::size_t>(p)].name()).wait();
-        // On the other ranks too a graph from before the write must refuse to run its backward.
-        params->parameter(p).unsafeGetTensorImpl()->bump_version();
-        if (unit.trainable) write_state(p, "", values);
-      }
-      for (int unit : units) params->adopt_full(unit);
-    });
-  }
-  for (int unit : units) params->let_go(unit);
+  const Held held{*params, units};
+  if (!writer || failure) return;
+  final_on_error([&] {
+    if (!units.empty()) meet(Call::kGathered, *units.begin());
+    for (int p : parameters) {
+      // An observer would take the broadcast for somebody else's write.
+      const at::DisableRecordFunctionGuard unobserved;
+      const Unit& unit = layout.unit_of(p);
+      const Slot& slot = layout.slot_of(p);
+      const at::Tensor values = params->full(unit.id).narrow(0, slot.offset, slot.numel);
+      gather->broadcast(values, *writer, "parameter " + layout.parameters[static_cast<std::size_t>(p)].name()).wait();
+      if (unit.trainable) write_state(p, "", values);
+      params->adopt(p);
+    }
+    refuse_lost_writes_anywhere({units.begin(), units.end()});  // to others of these units, which nobody named
+  });
 }
 
 }  // namespace ballast

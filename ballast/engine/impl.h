@@ -51,6 +51,8 @@ struct Engine::Impl {
   void update(double factor, const Agreed& agreed);
   void drop_window();
   void end_coalesce();
+  /// Collective. UseError on all ranks where one wrote a parameter of these units that is not its own to write.
+  void refuse_lost_writes_anywhere(const std::vector<int>& units);
   void end_gathered(const std::vector<int>& parameters, std::optional<int> writer);
   double prospective_normaliser();
   at::Tensor whole_on_device(int unit, const at::Tensor& kept);

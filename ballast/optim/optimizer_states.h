@@ -43,6 +43,9 @@ class OptimizerStates {
   /// tier, they are the master weights themselves.
   void bind(int unit, const at::Tensor& owned);
 
+  /// The masters are apart from the bound parameters: a write to these alone would be lost.
+  bool masters_apart(int unit) const { return !units_[static_cast<std::size_t>(unit)].master_is_bound; }
+
   /// Updates masters, moments and the bound parameters. sum: [kept_range] on the states' tier, not needed afterwards.
   /// Counts a step for each active parameter.
   void update(int unit, const at::Tensor& sum, const UpdateStep& step);

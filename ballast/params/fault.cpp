@@ -1,6 +1,8 @@
 #include "ballast/params/fault.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/enum_tag.h>
 #include <ATen/core/function_schema.h>
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
@@ -10,6 +12,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <string_view>
 #include <unordered_map>
 
 #include "ballast/base/bytes.h"
@@ -56,49 +59,90 @@ struct PinnedByOperator final : at::ObserverContext {
   Pins pins;
 };
 
-void collect(const at::Tensor& tensor, Pins& pins) {
+// Calls visit(tensor, context) for each tensor in the value whose storage is ours.
+template <class Visit>
+void visit_ours(const at::Tensor& tensor, const Visit& visit) {
   if (!tensor.defined() || !tensor.has_storage()) return;
   const FaultContext* context = context_of(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
-  if (context == nullptr) return;
-  const Pin pin{context->handler, context->unit};
-  if (std::find(pins.begin(), pins.end(), pin) == pins.end()) pins.push_back(pin);
+  if (context != nullptr) visit(tensor, *context);
 }
 
-void collect(const c10::IValue& value, Pins& pins) {
+template <class Visit>
+void visit_ours(const c10::IValue& value, const Visit& visit) {
   if (value.isTensor()) {
-    collect(value.toTensor(), pins);
+    visit_ours(value.toTensor(), visit);
   } else if (value.isList()) {
     for (const c10::IValue& element : value.toListRef()) {
       if (!element.isTensor()) break;  // lists are of one type; optional tensors are tensors or None
-      collect(element.toTensor(), pins);
+      visit_ours(element.toTensor(), visit);
     }
   }
 }
 
-// View operators (t, view, detach, ...) read no data: every result aliases an input that isn't written. The answer is
-// kept by operator name, whose characters live as long as the operator's registration.
-bool makes_only_views(const at::RecordFunction& function) {
-  thread_local std::unordered_map<const void*, bool> known;
-  const auto [entry, fresh] = known.try_emplace(function.name(), false);
-  if (fresh) {
-    if (const auto schema = function.operator_schema()) {
-      entry->second = !schema->returns().empty();
-      for (const c10::Argument& result : schema->returns())
-        entry->second &= result.alias_info() != nullptr && !result.alias_info()->isWrite();
-    }
-  }
+struct OperatorKind {
+  bool makes_only_views = false;  // t, view, detach, ...: reads no data
+  std::uint64_t writes = 0;       // bit i: writes to the data of its argument i
+};
+
+// What an operator's schema marks as written need not be data: some only change what the tensor is a view of, and a few
+// others what is known about it.
+bool writes_data(const at::RecordFunction& function) {
+  const auto name = function.operator_name();
+  const auto handle = name ? c10::Dispatcher::singleton().findOp(*name) : std::nullopt;
+  if (!handle || handle->hasTag(at::Tag::inplace_view)) return false;
+  constexpr std::string_view kOthers[] = {"aten::detach_",        "aten::record_stream", "aten::rename_",
+                                          "aten::requires_grad_", "aten::retain_grad",   "aten::set_data"};
+  return std::find(std::begin(kOthers), std::end(kOthers), name->name) == std::end(kOthers);
+}
+
+OperatorKind find_out(const at::RecordFunction& function) {
+  OperatorKind kind;
+  const auto schema = function.operator_schema();
+  if (!schema) return kind;
+  // Every result aliases an input that isn't written.
+  kind.makes_only_views = !schema->returns().empty();
+  for (const c10::Argument& result : schema->returns())
+    kind.makes_only_views &= result.alias_info() != nullptr && !result.alias_info()->isWrite();
+  const auto& arguments = schema->arguments();
+  for (std::size_t i = 0; i < std::min<std::size_t>(arguments.size(), 64); ++i)
+    if (arguments[i].alias_info() != nullptr && arguments[i].alias_info()->isWrite())
+      kind.writes |= std::uint64_t{1} << i;
+  if (kind.writes != 0 && !writes_data(function)) kind.writes = 0;
+  return kind;
+}
+
+// The answer is kept by operator name, whose characters live as long as the operator's registration.
+const OperatorKind& kind_of(const at::RecordFunction& function) {
+  thread_local std::unordered_map<const void*, OperatorKind> known;
+  const auto [entry, fresh] = known.try_emplace(function.name());
+  if (fresh) entry->second = find_out(function);
   return entry->second;
+}
+
+void report_writes(c10::ArrayRef<const c10::IValue> inputs, std::uint64_t writes) {
+  for (std::size_t i = 0; i < inputs.size() && writes != 0; ++i, writes >>= 1)
+    if ((writes & 1) != 0)
+      visit_ours(inputs[i], [](const at::Tensor& tensor, const FaultContext& context) {
+        if (tensor.numel() > 0) context.handler->written(context.unit, tensor.storage_offset());
+      });
 }
 
 std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& function) {
   Pins pins;
-  for (const c10::IValue& value : function.inputs()) collect(value, pins);
-  if (pins.empty() || makes_only_views(function)) return nullptr;
+  for (const c10::IValue& value : function.inputs())
+    visit_ours(value, [&](const at::Tensor&, const FaultContext& context) {
+      const Pin pin{context.handler, context.unit};
+      if (std::find(pins.begin(), pins.end(), pin) == pins.end()) pins.push_back(pin);
+    });
+  if (pins.empty()) return nullptr;
+  const OperatorKind& kind = kind_of(function);
+  if (kind.makes_only_views) return nullptr;
   auto pinned = std::make_unique<PinnedByOperator>();
   pinned->pins = std::move(pins);
   // Gathering runs operators of its own, which must not be observed in turn.
   at::DisableRecordFunctionGuard unobserved;
   for (const Pin& pin : pinned->pins) pin.handler->touch_and_pin(pin.unit);
+  if (kind.writes != 0) report_writes(function.inputs(), kind.writes);
   return pinned;
 }
 

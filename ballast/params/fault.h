@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 
+#include <cstdint>
 #include <string>
 
 namespace ballast {
@@ -20,6 +21,9 @@ class FaultHandler {
   /// (RecordFunction would swallow it): on failure it leaves the storage armed, so that the operator itself throws.
   virtual void touch_and_pin(int unit) noexcept = 0;
   virtual void unpin(int unit) noexcept = 0;
+  /// After touch_and_pin: the operator writes there, and somebody outside the engine runs it. element: the first one,
+  /// counted from the unit's begin.
+  virtual void written(int unit, std::int64_t element) noexcept = 0;
 };
 
 /// The storage of one unit's flat buffer, of which the module's parameters are views.

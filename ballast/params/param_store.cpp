@@ -3,11 +3,13 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+
 #include "ballast/base/error.h"
 
 namespace ballast {
 
-ParamStore::ParamStore(const Layout& layout, const ParamPolicy& policy, std::vector<at::Tensor> parameters,
+ParamStore::ParamStore(const Layout& layout, const ParamPolicy& policy, std::vector<std::vector<at::Tensor>> parameters,
                        c10::Device device, std::shared_ptr<Communicator> gather, Rounds& rounds,
                        std::shared_ptr<Ledger> ledger, const OriginalSink& original)
     : layout_(layout),
@@ -25,21 +27,16 @@ ParamStore::ParamStore(const Layout& layout, const ParamPolicy& policy, std::vec
 void ParamStore::take_over(const Unit& unit, c10::Device device, const OriginalSink& original,
                            std::int64_t& persistent_left) {
   at::Tensor values = at::zeros({unit.padded}, at::TensorOptions(unit.dtype).device(device));
-  std::vector<at::Tensor> members;
-  for (const Slot& slot : unit.slots) {
-    const at::Tensor& parameter = parameters_[static_cast<std::size_t>(slot.parameter)];
-    values.narrow(0, slot.offset, slot.numel).copy_(parameter.detach().reshape({-1}));
-    members.push_back(parameter);
-  }
+  for (const Slot& slot : unit.slots)
+    values.narrow(0, slot.offset, slot.numel).copy_(parameter(slot.parameter).detach().reshape({-1}));
   gather_->broadcast(values, 0, "unit " + unit.name + ", initial values").wait();
   if (unit.trainable) original(unit, values);
 
   UnitParams& mine = units_[static_cast<std::size_t>(unit.id)];
   mine.full = unit.compute_dtype == unit.dtype ? std::move(values) : values.to(unit.compute_dtype);
-  for (const Slot& slot : unit.slots) {
-    at::Tensor& parameter = parameters_[static_cast<std::size_t>(slot.parameter)];
-    parameter.set_data(mine.full.narrow(0, slot.offset, slot.numel).view(parameter.sizes()));
-  }
+  for (const Slot& slot : unit.slots)
+    for (at::Tensor& tensor : parameters_[static_cast<std::size_t>(slot.parameter)])
+      tensor.set_data(mine.full.narrow(0, slot.offset, slot.numel).view(tensor.sizes()));
   const auto element = static_cast<std::int64_t>(mine.full.element_size());
   if (!policy_.sharded) {
     const Range range = owned_range(unit.id);
@@ -51,7 +48,13 @@ void ParamStore::take_over(const Unit& unit, c10::Device device, const OriginalS
   mine.bytes = ledger_->track(MemoryKind::kParams, Tier::kDevice, unit.shard * element);
   const bool persistent = unit.numel <= policy_.persistent_unit && unit.numel <= persistent_left;
   if (persistent) persistent_left -= unit.numel;
-  residency_->adopt(unit.id, mine.full, mine.owned, std::move(members), persistent);
+  residency_->adopt(unit.id, mine.full, mine.owned, members(unit), persistent);
+}
+
+std::vector<std::vector<at::Tensor>> ParamStore::members(const Unit& unit) const {
+  std::vector<std::vector<at::Tensor>> result;
+  for (const Slot& slot : unit.slots) result.push_back(tensors(slot.parameter));
+  return result;
 }
 
 Range ParamStore::owned_range(int unit) const {
@@ -62,12 +65,9 @@ Range ParamStore::owned_range(int unit) const {
 void ParamStore::publish(int unit, const std::vector<bool>& updated) {
   const Unit& u = layout_.units[static_cast<std::size_t>(unit)];
   // A graph from before the update must refuse to run its backward, as after torch.optim's in-place step.
-  for (const Slot& slot : u.slots) {
-    const auto p = static_cast<std::size_t>(slot.parameter);
-    if (updated[p]) parameters_[p].unsafeGetTensorImpl()->bump_version();
-  }
+  for (std::size_t slot = 0; slot < u.slots.size(); ++slot)
+    if (updated[static_cast<std::size_t>(u.slots[slot].parameter)]) new_version(u, slot);
   if (policy_.sharded) {
-    residency_->accept_writes(unit);
     residency_->invalidate(unit);
   } else if (!policy_.updates_whole && gather_->size() > 1) {
     while (!publishing_.empty() && publishing_elements_ + u.padded > policy_.publish_in_flight) {
@@ -94,29 +94,61 @@ void ParamStore::let_go(int unit) noexcept {
   if (residency_) residency_->let_go(unit);
 }
 
-void ParamStore::adopt_full(int unit) {
-  if (!policy_.sharded) return;  // owned is a view of full
-  const at::NoGradGuard no_grad;
-  const Range range = owned_range(unit);
-  owned(unit).copy_(full(unit).narrow(0, range.begin, range.size()));
-  residency_->accept_writes(unit);
+void ParamStore::new_version(const Unit& unit, std::size_t slot) {
+  for (const at::Tensor& tensor : tensors(unit.slots[slot].parameter)) tensor.unsafeGetTensorImpl()->bump_version();
+  if (residency_) {
+    residency_->accept_write(unit.id, slot);
+  } else if (UnitParams& mine = units_[static_cast<std::size_t>(unit.id)]; mine.watched) {
+    mine.watch.accept(slot);
+  }
+}
+
+void ParamStore::adopt(int parameter) {
+  const auto slot = static_cast<std::size_t>(layout_.places[static_cast<std::size_t>(parameter)].slot);
+  const Unit& unit = layout_.unit_of(parameter);
+  if (policy_.sharded) {  // else owned is a view of full
+    const at::NoGradGuard no_grad;
+    const Range range = owned_range(unit.id);
+    const Range part = intersect(range, {unit.slots[slot].offset, unit.slots[slot].offset + unit.slots[slot].numel});
+    if (!part.empty())
+      owned(unit.id)
+          .narrow(0, part.begin - range.begin, part.size())
+          .copy_(full(unit.id).narrow(0, part.begin, part.size()));
+  }
+  new_version(unit, slot);
+}
+
+void ParamStore::watch_writes(int unit) {
+  if (residency_) return;
+  UnitParams& mine = units_[static_cast<std::size_t>(unit)];
+  mine.watch = WriteWatch(members(layout_.units[static_cast<std::size_t>(unit)]));
+  mine.watched = true;
+}
+
+std::optional<int> ParamStore::find_lost_write(int unit) const {
+  const auto slot = residency_ ? residency_->lost_write(unit) : units_[static_cast<std::size_t>(unit)].watch.find();
+  if (!slot) return std::nullopt;
+  return layout_.units[static_cast<std::size_t>(unit)].slots[*slot].parameter;
 }
 
 void ParamStore::refuse_lost_writes() const {
-  if (residency_) residency_->refuse_lost_writes();
+  for (const Unit& unit : layout_.units)
+    if (const auto parameter = find_lost_write(unit.id))
+      throw lost_write(layout_.parameters[static_cast<std::size_t>(*parameter)].name(), gather_->rank());
 }
 
 void ParamStore::refuse_changed_module() const {
   for (const Unit& unit : layout_.units) {
     const c10::StorageImpl* ours = full(unit.id).storage().unsafeGetStorageImpl();
     for (const Slot& slot : unit.slots) {
-      const at::Tensor& parameter = this->parameter(slot.parameter);
       const std::string& name = layout_.parameters[static_cast<std::size_t>(slot.parameter)].name();
-      if (!parameter.has_storage() || parameter.storage().unsafeGetStorageImpl() != ours)
-        throw UseError(
-            "params.step", "a parameter's data was exchanged after the engine was made (", name,
-            "; convert the module with to() or set_data() before, or call shutdown() and make a new engine)");
-      if (!unit.trainable && parameter.requires_grad())
+      for (const at::Tensor& tensor : tensors(slot.parameter))
+        if (!tensor.has_storage() || tensor.storage().unsafeGetStorageImpl() != ours)
+          throw UseError(
+              "params.step", "a parameter's data was exchanged after the engine was made (", name,
+              "; convert the module with to() or set_data() before, or call shutdown() and make a new engine)");
+      if (!unit.trainable && std::any_of(tensors(slot.parameter).begin(), tensors(slot.parameter).end(),
+                                         [](const at::Tensor& tensor) { return tensor.requires_grad(); }))
         throw UseError("params.step", "a parameter that was frozen when the engine was made requires grad now (", name,
                        "; call shutdown() and make a new engine)");
     }

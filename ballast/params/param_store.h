@@ -6,12 +6,14 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "ballast/base/ledger.h"
 #include "ballast/comm/communicator.h"
 #include "ballast/layout/layout.h"
 #include "ballast/params/residency.h"
+#include "ballast/params/write_watch.h"
 
 namespace ballast {
 
@@ -31,10 +33,11 @@ class ParamStore {
   /// Called once a unit with its values in the dtype in which the module came ([padded], zeros between slots).
   using OriginalSink = std::function<void(const Unit&, const at::Tensor& original)>;
 
-  /// Collective. parameters: the module's tensors, by parameter index; their data moves into the flat buffers on
-  /// `device`, unit by unit, rank 0's values becoming everybody's.
-  ParamStore(const Layout& layout, const ParamPolicy& policy, std::vector<at::Tensor> parameters, c10::Device device,
-             std::shared_ptr<Communicator> gather, Rounds& rounds, std::shared_ptr<Ledger> ledger,
+  /// Collective. parameters: by parameter index, the module's tensors, more than one where several share the
+  /// parameter's memory; their data moves into the flat buffers on `device`, unit by unit, rank 0's values becoming
+  /// everybody's.
+  ParamStore(const Layout& layout, const ParamPolicy& policy, std::vector<std::vector<at::Tensor>> parameters,
+             c10::Device device, std::shared_ptr<Communicator> gather, Rounds& rounds, std::shared_ptr<Ledger> ledger,
              const OriginalSink& original);
 
   /// Without restore() before it: sharded parameters stay empty, with ordinary storages. Talks to nobody.
@@ -52,15 +55,24 @@ class ParamStore {
   void finish_publish();
 
   /// The module's view of one parameter; readable only while its unit is held where it is sharded.
-  const at::Tensor& parameter(int index) const { return parameters_[static_cast<std::size_t>(index)]; }
+  const at::Tensor& parameter(int index) const { return tensors(index).front(); }
+  /// All tensors that are this parameter: itself, then others that share its memory.
+  const std::vector<at::Tensor>& tensors(int index) const { return parameters_[static_cast<std::size_t>(index)]; }
   /// [padded]; as above.
   const at::Tensor& full(int unit) const { return units_[static_cast<std::size_t>(unit)].full; }
   void hold(int unit);
   void let_go(int unit) noexcept;
-  /// The values in full(unit) (held) are new, and equal on all ranks: takes this rank's part of them over.
-  void adopt_full(int unit);
+  /// This parameter's values in full(unit) (held) are new, and equal on all ranks: takes this rank's part of them over
+  /// and bumps the version counters, so that graphs from before refuse to run their backward on every rank.
+  void adopt(int parameter);
 
-  /// UseError if a sharded parameter was written in place outside gathered().
+  /// The unit's values are kept elsewhere too (fp32 masters), and updates start from those: from now on writes to the
+  /// module's copy count as lost. Sharded units need no such word.
+  void watch_writes(int unit);
+  /// A parameter of the unit that was written in place outside gathered(), if there is one. (A write past the version
+  /// counter, like p.data().fill_(), is only seen where units are sharded.)
+  std::optional<int> find_lost_write(int unit) const;
+  /// UseError if there is one in any unit.
   void refuse_lost_writes() const;
   /// UseError if the module's parameters are no longer those that the engine trains: their data was exchanged
   /// (module->to(dtype), set_data), or a frozen one requires grad now. An update would be lost without a word.
@@ -75,17 +87,21 @@ class ParamStore {
  private:
   struct UnitParams {
     at::Tensor full, owned;
+    WriteWatch watch;  // where the unit is watched and not sharded (residency watches there)
+    bool watched = false;
     Ledger::Entry bytes;
   };
   struct Publishing {
     std::int64_t elements;
     PendingCollective gather;
   };
+  std::vector<std::vector<at::Tensor>> members(const Unit& unit) const;
+  void new_version(const Unit& unit, std::size_t slot);
   void take_over(const Unit& unit, c10::Device device, const OriginalSink& original, std::int64_t& persistent_left);
 
   const Layout& layout_;
   ParamPolicy policy_;
-  std::vector<at::Tensor> parameters_;
+  std::vector<std::vector<at::Tensor>> parameters_;
   std::shared_ptr<Communicator> gather_;
   std::shared_ptr<Ledger> ledger_;
   std::unique_ptr<Residency> residency_;  // only where sharded

@@ -31,7 +31,7 @@ Residency::Residency(const Layout& layout, Rounds& rounds, std::shared_ptr<Commu
       limits_(limits),
       states_(layout.units.size()) {}
 
-void Residency::adopt(int unit, at::Tensor full, at::Tensor shard, std::vector<at::Tensor> parameters,
+void Residency::adopt(int unit, at::Tensor full, at::Tensor shard, std::vector<std::vector<at::Tensor>> parameters,
                       bool persistent) {
   at::DisableRecordFunctionGuard unobserved;  // a persistent unit is gathered here, under the lock
   Lock lock(mutex_);
@@ -43,7 +43,7 @@ void Residency::adopt(int unit, at::Tensor full, at::Tensor shard, std::vector<a
                          gather_->rank(), "; hold engine.gathered(params) around code that uses data_ptr())")
                        .what());
   state.shard = std::move(shard);
-  state.parameters = std::move(parameters);
+  state.watch = WriteWatch(std::move(parameters));
   state.managed = true;
   state.persistent = persistent;
   if (persistent) {
@@ -64,6 +64,13 @@ void Residency::touch_and_pin(int unit) noexcept {
   }
   // The operator must throw, not read nothing.
   if (failure_ && at(unit).residence != Residence::kMapped) at(unit).storage.arm(text_of(failure_));
+}
+
+void Residency::written(int unit, std::int64_t element) noexcept {
+  Lock lock(mutex_);
+  const std::vector<Slot>& slots = layout_.units[static_cast<std::size_t>(unit)].slots;
+  for (std::size_t i = 0; i < slots.size(); ++i)
+    if (slots[i].offset <= element && element < slots[i].offset + slots[i].numel) at(unit).watch.mark(i);
 }
 
 void Residency::unpin(int unit) noexcept {
@@ -152,9 +159,7 @@ void Residency::finish_gather(const Lock&, int unit) {
   if (state.residence != Residence::kGathering) return;
   state.gather.wait();
   state.residence = Residence::kMapped;
-  state.versions.clear();
-  for (const at::Tensor& parameter : state.parameters)
-    state.versions.push_back(static_cast<std::uint32_t>(parameter._version()));
+  state.watch.accept_all();
 }
 
 // Drops the oldest until `elements` more fit. A unit that an operator uses now stays, and for a prefetch also what was
@@ -187,21 +192,17 @@ void Residency::prefetch(const Lock& held) {
 }
 
 void Residency::refuse_lost_write(const Lock&, int unit) const {
-  const State& state = at(unit);
-  for (std::size_t i = 0; i < state.parameters.size(); ++i)
-    if (static_cast<std::uint32_t>(state.parameters[i]._version()) != state.versions[i]) {
-      const Unit& owner = layout_.units[static_cast<std::size_t>(unit)];
-      throw UseError("params.release",
-                     "a sharded parameter was written in place outside engine.gathered(params, writer) (parameter ",
-                     layout_.parameters[static_cast<std::size_t>(owner.slots[i].parameter)].name(), ", rank ",
-                     gather_->rank(), "; the write would be lost)");
-    }
+  const auto slot = at(unit).watch.find();
+  if (!slot) return;
+  const Unit& owner = layout_.units[static_cast<std::size_t>(unit)];
+  throw ballast::lost_write(layout_.parameters[static_cast<std::size_t>(owner.slots[*slot].parameter)].name(),
+                            gather_->rank());
 }
 
-void Residency::refuse_lost_writes() const {
+std::optional<std::size_t> Residency::lost_write(int unit) const {
   Lock lock(mutex_);
-  for (std::size_t u = 0; u < states_.size(); ++u)
-    if (states_[u].managed && states_[u].residence == Residence::kMapped) refuse_lost_write(lock, static_cast<int>(u));
+  if (!at(unit).managed || at(unit).residence != Residence::kMapped) return std::nullopt;
+  return at(unit).watch.find();
 }
 
 void Residency::drop(const Lock& held, int unit) {
@@ -224,6 +225,7 @@ void Residency::invalidate(int unit) {
   State& state = at(unit);
   if (!state.managed) return;
   if (state.pins > 0) {
+    refuse_lost_write(lock, unit);
     // Held by gathered(), so on all ranks: its pointers stay good, and the new values come to where they point.
     rounds_.meet_on_unit(Call::kGather, unit);
     state.gather = gather_->all_gather(state.storage.flat(), state.shard,
@@ -239,11 +241,9 @@ void Residency::invalidate(int unit) {
   }
 }
 
-void Residency::accept_writes(int unit) {
+void Residency::accept_write(int unit, std::size_t slot) {
   Lock lock(mutex_);
-  State& state = at(unit);
-  for (std::size_t i = 0; i < state.parameters.size() && i < state.versions.size(); ++i)
-    state.versions[i] = static_cast<std::uint32_t>(state.parameters[i]._version());
+  if (at(unit).managed) at(unit).watch.accept(slot);
 }
 
 void Residency::fail(const Lock&, std::exception_ptr cause) noexcept {

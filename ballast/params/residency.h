@@ -7,6 +7,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "ballast/layout/layout.h"
 #include "ballast/params/fault.h"
 #include "ballast/params/fault_order.h"
+#include "ballast/params/write_watch.h"
 
 namespace ballast {
 
@@ -46,10 +48,13 @@ class Residency final : public FaultHandler {
   ~Residency() override { abandon(); }  // also after a constructor of ParamStore that threw
 
   /// Takes over a sharded unit. full: [padded], the parameters are views of its storage; it is unmapped here. shard:
-  /// [shard], this rank's values, read by every later gather. persistent: gathered now and after every update.
-  void adopt(int unit, at::Tensor full, at::Tensor shard, std::vector<at::Tensor> parameters, bool persistent);
+  /// [shard], this rank's values, read by every later gather. parameters: by slot, the tensors that are views of it.
+  /// persistent: gathered now and after every update.
+  void adopt(int unit, at::Tensor full, at::Tensor shard, std::vector<std::vector<at::Tensor>> parameters,
+             bool persistent);
 
   void touch_and_pin(int unit) noexcept override;
+  void written(int unit, std::int64_t element) noexcept override;
   void unpin(int unit) noexcept override;
 
   /// Maps the unit for a caller that reads by pointer and keeps it until let_go. Collective. Throws what a touch
@@ -60,10 +65,10 @@ class Residency final : public FaultHandler {
   /// The shard has new values: mapped copies are stale and go (persistent and held ones are gathered anew). No operator
   /// runs.
   void invalidate(int unit);
-  /// UseError if somebody wrote to a mapped copy in place: that would be lost.
-  void refuse_lost_writes() const;
-  /// A writer changed mapped values on purpose (gathered with a writer): take the version counters as they are now.
-  void accept_writes(int unit);
+  /// The slot of a parameter whose mapped copy somebody wrote in place: that would be lost.
+  std::optional<std::size_t> lost_write(int unit) const;
+  /// The slot's mapped values were changed on purpose (gathered with a writer) or are going to be replaced.
+  void accept_write(int unit, std::size_t slot);
 
   /// The error that made an operator throw, or null. Rethrow it in the engine's next call: it has the cause.
   std::exception_ptr failure() const;
@@ -80,8 +85,7 @@ class Residency final : public FaultHandler {
   struct State {
     FaultStorage storage;
     at::Tensor shard;
-    std::vector<at::Tensor> parameters;
-    std::vector<std::uint32_t> versions;  // of parameters when they were mapped
+    WriteWatch watch;  // of the mapped copy
     Residence residence = Residence::kSharded;
     bool managed = false, persistent = false;
     bool touched = false;  // since it was mapped: a prefetched unit that nothing has used yet isn't

@@ -35,7 +35,7 @@ struct Sharded {
       const at::Tensor full = at::full({2 * kWidth}, u + 1.0);
       const at::Tensor shard = full.narrow(0, world.rank() * kWidth, kWidth).clone();
       parameters.push_back(full.view({2, kWidth}));
-      residency.adopt(u, full, shard, {parameters.back()}, false);
+      residency.adopt(u, full, shard, {{parameters.back()}}, false);
     }
   }
   ~Sharded() { residency.abandon(); }
@@ -99,6 +99,21 @@ TEST(Residency, AWriteThatWouldBeLostIsAnError) {
   testing::run_ranks(2, [](const World& world) {
     Sharded sharded(world, 4, 0);
     sharded.parameters[2].add_(1);
+    EXPECT_THROW(sharded.residency.invalidate(2), UseError);
+  });
+}
+
+TEST(Residency, AWritePastTheVersionCounterIsSeen) {
+  testing::run_ranks(2, [](const World& world) {
+    Sharded sharded(world, 4, 0);
+    EXPECT_EQ(sharded.parameters[2].variable_data().sum().item<double>(), 2 * kWidth * 3);
+    EXPECT_FALSE(sharded.residency.lost_write(2));
+    sharded.parameters[2].variable_data()[1].add_(1);
+    EXPECT_EQ(sharded.residency.lost_write(2), std::size_t{0});
+    EXPECT_FALSE(sharded.residency.lost_write(1));
+    sharded.residency.accept_write(2, 0);
+    EXPECT_FALSE(sharded.residency.lost_write(2));
+    sharded.parameters[2].variable_data().zero_();
     EXPECT_THROW(sharded.residency.invalidate(2), UseError);
   });
 }
