@@ -45,6 +45,7 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module_in, const Config& c
       progress(config, world) {
   const at::NoGradGuard no_grad;
   if (!module) throw UseError("engine.Engine", "the module is null");
+  claim = ModuleClaim(*module);
   WalkedModule walked = walk(*module, config);
   layout = make_layout(std::move(walked.parameters), world.size());
 
@@ -117,7 +118,9 @@ void Engine::Impl::take_gradient(int parameter, const at::Tensor& gradient) {
   if (!in_backward)
     throw UseError("engine.backward", "a gradient arrived outside engine.backward() (parameter ",
                    layout.parameters[static_cast<std::size_t>(parameter)].name(),
-                   "; call engine.backward(loss), not loss.backward())");
+                   "; call engine.backward(loss), not loss.backward(); where another engine's backward came here, its "
+                   "loss was computed with this engine's parameters: call requires_grad_(false) on these meanwhile, or "
+                   "detach() what this module gave to it)");
   gradient_arrived = true;
   const at::NoGradGuard no_grad;
   reducer->on_gradient(parameter, gradient);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ballast/engine/engine.h"
+#include "ballast/engine/module_claim.h"
 #include "ballast/engine/policies.h"
 #include "ballast/engine/progress_log.h"
 #include "ballast/grads/gradient_store.h"
@@ -61,6 +62,7 @@ struct Engine::Impl {
   Config config;
   World world;
   std::shared_ptr<torch::nn::Module> module;
+  ModuleClaim claim;
   std::shared_ptr<Ledger> ledger;
   BatchShape batch;
   Policies policies;

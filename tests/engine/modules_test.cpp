@@ -1,4 +1,4 @@
-// Modules that aren't one tensor a parameter: tensors that share memory.
+// Modules that aren't one tensor a parameter and one engine a module: tensors that share memory, two engines.
 
 #include "ballast/base/error.h"
 #include "tests/engine/support/cases.h"
@@ -89,6 +89,55 @@ TEST(SharedMemory, ViewsThatLieSideBySideAreTwoParameters) {
     EXPECT_TRUE(at::equal(session.engine().full_parameter("b").cpu(), at::arange(1, 6, 2).to(at::kFloat)));
     session.expect_value("c", 6.95);
     session.expect_value("d", 7, 0);
+  });
+}
+
+TEST(TwoEngines, OnOneModuleAreRefusedWhileTheFirstLives) {
+  in_every_cell([](Trial& trial) {
+    auto model = lin({{"a.p", {4}, 1}, {"b.p", {3}, 1}});
+    Session& session = trial.start(model);
+    session.backward({{"a.p", trial.shared(1)}});
+    const auto part = model->named_children()["a"];
+    for (const auto& module : {std::static_pointer_cast<torch::nn::Module>(model), part})
+      expect_refusal({"p;", "shutdown()"},
+                     [&] { Engine(module, Config::from_json(settings(trial.cell())), trial.world()); });
+    EXPECT_TRUE(session.step().applied);  // the first has noticed nothing
+    session.expect_value("a.p", .95);
+    session.engine().shutdown();
+    trial.forget_sessions();
+    Session& second = trial.start(model);
+    second.expect_value("a.p", .95);
+    second.window({{{"a.p", trial.shared(1)}}});
+    second.expect_value("a.p", .90);
+  });
+}
+
+// A generator's loss goes through the critic, which another engine trains.
+TEST(TwoEngines, WhoseGraphsMeetAreToldHowToPartThem) {
+  in_every_cell([](Trial& trial) {
+    Session& generator = trial.start(lin({{"p", {4}, 2}}));
+    Session& critic = trial.start(lin({{"p", {4}, 3}}));
+    at::Tensor& made = generator.model().parameter("p");
+    at::Tensor& judge = critic.model().parameter("p");
+    const auto judged = [&](const at::Tensor& what) { return (what * judge).sum() * trial.shared(1); };
+
+    const at::Tensor both = judged(made);
+    expect_refusal({"another engine's backward", "requires_grad_(false)", "detach()"},
+                   [&] { generator.engine().backward(both); });
+    generator.engine().zero_grad();
+    EXPECT_FALSE(critic.engine().full_grad("p").defined());
+
+    judge.requires_grad_(false);
+    generator.engine().backward(judged(made));
+    judge.requires_grad_(true);
+    generator.expect_grad("p", 3);
+    EXPECT_TRUE(generator.step().applied);
+    generator.expect_value("p", 1.925);
+
+    critic.engine().backward(judged(made.detach()));
+    critic.expect_grad("p", 1.925);
+    EXPECT_TRUE(critic.step().applied);
+    EXPECT_FALSE(generator.engine().full_grad("p").defined());
   });
 }
 
