@@ -12,7 +12,7 @@ const std::vector<Key<Config>>& aio_keys() {
       bind<Config>(
           {.path = "aio.queue_depth",
            .allowed = integer(1, 4096),
-           .meaning = "Reads and writes of one swap file in flight at most. `ballast bench-io` finds the best "
+           .meaning = "Reads or writes of one chunk in flight at most. `ballast bench-io` finds the best "
                       "block size and depth of a disk."},
           [](auto& c) -> auto& { return c.aio.queue_depth; }),
       bind<Config>(

@@ -45,7 +45,7 @@ struct SwapFile::Impl {
        int rank)
       : extents(lay_out(extent_bytes)),
         file(path, extents.empty() ? 0 : extents.back().offset + extents.back().bytes, rank),
-        transfers(file, make_disk_queue(file, options), options.block_size) {}
+        transfers(file, options) {}
 
   /// What may throw an IoError: the first one ends the file.
   template <class Fn>
@@ -84,7 +84,7 @@ struct SwapFile::Impl {
       transfers.wait(number);
       const Activity ended = std::exchange(extent.activity, Activity::kNone);
       if (ended != Activity::kReading) return;
-      const std::uint64_t got = checksum(extent.reading);
+      const std::uint64_t got = checksum(extent.reading, [this] { transfers.pump(); });
       if (got != extent.written) {
         throw IoError("tiers.read", "the data is not what was written (", file.path().string(), ", chunk ", number,
                       " at byte ", extent.offset, ", ", extent.bytes, " bytes; checksum got ", hex(got), ", want ",
@@ -131,10 +131,10 @@ void SwapFile::start_write(int number, std::span<const std::byte> from) {
   if (extent.activity == Activity::kWriting) finish(number);
   impl_->guarded([&] {
     extent.activity = Activity::kWriting;
-    extent.written = checksum(from);
-    extent.ever_written = true;
     // A write only reads its buffer; the queue has one kind of request for both.
     impl_->transfers.start(number, DiskOp::kWrite, extent.offset, {const_cast<std::byte*>(from.data()), from.size()});
+    extent.written = checksum(from, [this] { impl_->transfers.pump(); });  // while the disk works
+    extent.ever_written = true;
   });
 }
 

@@ -16,7 +16,7 @@ namespace ballast::tiers {
 ///
 /// A buffer is padded_bytes(extent) long and starts at a multiple of kDiskAlign; it is the file's from start_... until
 /// finish() of that extent. Any number of extents may be under way; they are begun in the order of the calls and end in
-/// any. block_size x queue_depth bytes are in flight; what has no room there is begun by later calls (pump() is one).
+/// any. Of each, block_size x queue_depth bytes are in flight; the rest is begun by later calls (pump() is one).
 ///
 /// Errors: IoError ends the file. Nothing is in flight any more when it is thrown, and every later call throws it
 /// again. UseError changes nothing. One thread at a time, and a thread that started something lives until that is
@@ -46,7 +46,8 @@ class SwapFile {
   /// Waits until the extent's operation has ended and checks it; returns at once where there is none.
   void finish(int extent);
   void finish_all();
-  /// Keeps the disk busy during long computations: begins what now has room, never waits.
+  /// Begins what now has room, never waits: keeps the disk busy during computations where extents are longer than what
+  /// is in flight of them.
   void pump();
 
  private:

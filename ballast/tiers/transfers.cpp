@@ -24,12 +24,17 @@ const char* remedy_of(int error) {
   }
 }
 
+constexpr int kDeepest = 4096;  // requests in one queue; what systems take
+
 bool passes(int error) { return error == EINTR || error == EAGAIN || error == ECANCELED; }
 
 }  // namespace
 
-Transfers::Transfers(DiskFile& file, std::unique_ptr<DiskQueue> queue, std::int64_t block_size)
-    : file_(file), queue_(std::move(queue)), block_(round_up(block_size, kDiskAlign)) {
+Transfers::Transfers(DiskFile& file, const DiskOptions& options)
+    : file_(file), block_(round_up(options.block_size, kDiskAlign)), depth_(options.queue_depth) {
+  DiskOptions wide = options;
+  wide.queue_depth = std::max(depth_, std::min(depth_ * kChunksAtOnce, kDeepest));
+  queue_ = make_disk_queue(file, wide);
   pieces_.resize(static_cast<std::size_t>(queue_->depth()));
   for (std::size_t slot = pieces_.size(); slot > 0; --slot) free_.push_back(slot - 1);
 }
@@ -69,18 +74,20 @@ void Transfers::drain() noexcept {
   for (std::size_t slot = pieces_.size(); slot > 0; --slot) free_.push_back(slot - 1);
 }
 
-/// Cuts waiting chunks into pieces for as long as the queue has room.
+/// Cuts waiting chunks into pieces for as long as the queue has room, the oldest chunk first.
 void Transfers::fill() {
-  while (!free_.empty() && !waiting_.empty()) {
-    const int name = waiting_.front();
-    Chunk& chunk = chunks_.at(name);
+  for (auto name = waiting_.begin(); name != waiting_.end() && !free_.empty();) {
+    Chunk& chunk = chunks_.at(*name);
     const auto bytes = static_cast<std::int64_t>(chunk.data.size());
-    const std::size_t slot = free_.back();
-    free_.pop_back();
-    pieces_[slot] = {.chunk = name, .at = chunk.begun, .bytes = std::min(block_, bytes - chunk.begun)};
-    chunk.begun += pieces_[slot].bytes;
-    if (chunk.begun == bytes) waiting_.pop_front();
-    batch_.push_back(request(slot));
+    while (!free_.empty() && chunk.begun < bytes && chunk.in_flight < depth_) {
+      const std::size_t slot = free_.back();
+      free_.pop_back();
+      pieces_[slot] = {.chunk = *name, .at = chunk.begun, .bytes = std::min(block_, bytes - chunk.begun)};
+      chunk.begun += pieces_[slot].bytes;
+      ++chunk.in_flight;
+      batch_.push_back(request(slot));
+    }
+    name = chunk.begun == bytes ? waiting_.erase(name) : name + 1;
   }
   submit();
 }
@@ -148,6 +155,7 @@ void Transfers::again(std::size_t slot) {
 void Transfers::free(std::size_t slot) {
   free_.push_back(slot);
   const auto found = chunks_.find(pieces_[slot].chunk);
+  --found->second.in_flight;
   if (found->second.left == 0) chunks_.erase(found);
 }
 

@@ -19,8 +19,10 @@ namespace ballast::tiers {
 /// remedy; whatever throws, nothing is in flight afterwards, so the caller's memory is its own again.
 class Transfers {
  public:
-  /// block_size: of a request, rounded up to kDiskAlign. The file outlives this object.
-  Transfers(DiskFile& file, std::unique_ptr<DiskQueue> queue, std::int64_t block_size);
+  /// options: block_size of a request, rounded up to kDiskAlign, and queue_depth requests of one chunk in flight. The
+  /// queue holds those of kChunksAtOnce chunks, so that the disk has work while the driving thread has other work, or
+  /// has to wait for a processor. The file outlives this object.
+  Transfers(DiskFile& file, const DiskOptions& options);
 
   /// chunk: the caller's number for it, not in flight. data: aligned to kDiskAlign in address and length, untouched
   /// until wait(chunk) returns or something throws. Chunks are begun in the order of these calls.
@@ -41,6 +43,7 @@ class Transfers {
     std::span<std::byte> data;
     std::int64_t begun = 0;  // bytes given to pieces so far
     std::int64_t left = 0;   // bytes not moved yet
+    int in_flight = 0;       // pieces
   };
   struct Piece {
     int chunk = 0;
@@ -48,6 +51,8 @@ class Transfers {
     int fruitless = 0;               // tries that moved nothing
     bool direct = false;             // submitted with O_DIRECT
   };
+
+  static constexpr int kChunksAtOnce = 8;
 
   void fill();
   bool reap(bool wait);
@@ -61,6 +66,7 @@ class Transfers {
   DiskFile& file_;
   std::unique_ptr<DiskQueue> queue_;
   const std::int64_t block_;
+  const int depth_;
   std::unordered_map<int, Chunk> chunks_;  // in flight
   std::deque<int> waiting_;                // chunks of which a part has no piece yet, oldest first
   std::vector<Piece> pieces_;  // one slot for each request that may be in flight; a request's tag is its slot
