@@ -6,6 +6,7 @@
 
 #include "ballast/base/edit_distance.h"
 #include "ballast/base/error.h"
+#include "cli/bench_io.h"
 #include "cli/commands.h"
 
 namespace {
@@ -20,6 +21,7 @@ constexpr const char* kExamples = R"(Examples:
   ballast train --config run.json --set engine.zero_optimization.stage=3 --set train.steps=100
   ballast estimate --config run.json --ranks 8
   ballast config check run.json
+  ballast bench-io /mnt/nvme
 
 A run file has the sections engine (DeepSpeed's schema: docs/config.md), model, data, train and sample (docs/train.md).)";
 
@@ -102,10 +104,30 @@ int run(int argc, char** argv) {
     };
   });
 
+  cli::BenchIoOptions disk;
+  bool threads = false;
+  CLI::App* bench_io =
+      app.add_subcommand("bench-io", "Measure a disk, and print the best block aio of a configuration");
+  bench_io->add_option("PATH", disk.path, "Folder on that disk; what is written there is removed at the end");
+  bench_io->add_option("--size", disk.size, "Size of the file, as 4G; 256M at least [1G]")
+      ->transform(CLI::AsSizeValue(false));
+  bench_io->add_option("--seconds", disk.seconds, "For each of 40 figures [0.5]")->check(CLI::Range(0.001, 3600.0));
+  bench_io->add_flag("--threads", threads, "Read and write with threads, as where io_uring is refused");
+  bench_io->footer(
+      "Example:\n  ballast bench-io /mnt/nvme --size 8G --seconds 2\n\nWrites about as much as the disk takes in 20 "
+      "figures.");
+  bench_io->callback([&] {
+    chosen = [&] {
+      if (disk.path.empty()) throw UseError("cli.parse", "missing word (PATH of bench-io)");
+      disk.uring = !threads;
+      return cli::bench_io(disk);
+    };
+  });
+
   CLI::App* info = app.add_subcommand("info", "Print versions and devices");
   info->callback([&] { chosen = cli::info; });
 
-  for (CLI::App* verb : {train, estimate, check, info}) verb->allow_extras();
+  for (CLI::App* verb : {train, estimate, check, bench_io, info}) verb->allow_extras();
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {

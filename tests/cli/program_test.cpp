@@ -62,7 +62,7 @@ class Program : public testing::Test {
 TEST_F(Program, HelpShowsVerbsAndExamples) {
   const Outcome all = ballast("--help");
   EXPECT_EQ(all.status, 0);
-  for (const char* part : {"train", "estimate", "config", "info", "Examples:", "ballast train --config"})
+  for (const char* part : {"train", "estimate", "config", "bench-io", "info", "Examples:", "ballast train --config"})
     EXPECT_TRUE(contains(all.output, part)) << part << "\n" << all.output;
   const Outcome train = ballast("train --help");
   EXPECT_EQ(train.status, 0);
@@ -208,6 +208,30 @@ TEST_F(Program, DemoTrainsTwoRanksAndMeasuresTheirMemory) {
     EXPECT_TRUE(contains(outcome.output, part)) << part << "\n" << outcome.output;
   for (const char* file : {"config.json", "metrics.csv", "metrics.jsonl", "sample.txt", "memory.txt"})
     EXPECT_TRUE(std::filesystem::exists(folder_.path() / "runs/demo" / file)) << file;
+}
+
+TEST_F(Program, BenchIoMeasuresADiskAndPrintsTheBestSetting) {
+  for (const char* words :
+       {"bench-io . --size 256M --seconds 0.002", "bench-io . --seconds 0.002 --size 256M --threads"}) {
+    const Outcome outcome = ballast(words);
+    ASSERT_EQ(outcome.status, 0) << outcome.output;
+    for (const char* part : {"read        ", "write       ", "256 KiB", "8.00 MiB", "depth 16", "best: ", "fio"})
+      EXPECT_TRUE(contains(outcome.output, part)) << part << "\n" << outcome.output;
+    const auto start = outcome.output.find("\"aio\": ");
+    ASSERT_NE(start, std::string::npos) << outcome.output;
+    const std::string line = outcome.output.substr(start, outcome.output.find('\n', start) - start);
+    const auto aio = nlohmann::json::parse("{" + line + "}")["aio"];
+    EXPECT_GE(aio["block_size"], 256 << 10);
+    EXPECT_LE(aio["queue_depth"], 16);
+    folder_.write("aio.json", "{" + line + "}");
+    EXPECT_EQ(ballast("config check aio.json").status, 0);
+  }
+  for (const auto& entry : std::filesystem::directory_iterator(folder_.path()))
+    EXPECT_FALSE(entry.path().filename().string().starts_with("ballast-")) << entry.path();
+  const Outcome absent = ballast("bench-io gone");
+  EXPECT_EQ(absent.status, 1);
+  EXPECT_TRUE(contains(absent.output, "[tiers.run_folder] nvme_path does not exist (gone, ")) << absent.output;
+  EXPECT_EQ(ballast("bench-io").status, 2);
 }
 
 TEST_F(Program, InfoNamesVersions) {
