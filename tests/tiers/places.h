@@ -16,7 +16,7 @@ struct Place {
   bool memory;  // below /dev/shm, which is a tmpfs
 };
 
-class AtPlace : public testing::TestWithParam<Place> {
+class AtPlace : public ::testing::TestWithParam<Place> {
  protected:
   AtPlace() {
     if (GetParam().memory)
@@ -32,11 +32,11 @@ class AtPlace : public testing::TestWithParam<Place> {
   std::optional<data::TemporaryFolder> folder_;
 };
 
-inline std::string place_name(const testing::TestParamInfo<Place>& info) {
+inline std::string place_name(const ::testing::TestParamInfo<Place>& info) {
   return std::string(info.param.uring ? "Uring" : "Threads") + (info.param.memory ? "InMemory" : "OnDisk");
 }
 
 inline const auto kPlaces =
-    testing::Values(Place{true, false}, Place{true, true}, Place{false, false}, Place{false, true});
+    ::testing::Values(Place{true, false}, Place{true, true}, Place{false, false}, Place{false, true});
 
 }  // namespace ballast::tiers

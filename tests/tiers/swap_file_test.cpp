@@ -2,10 +2,13 @@
 #include "ballast/tiers/swap_file.h"
 
 #include <algorithm>
+#include <map>
+#include <memory>
 #include <random>
 
 #include "ballast/base/error.h"
 #include "ballast/tiers/checksum.h"
+#include "ballast/tiers/testing.h"
 #include "tests/tiers/aligned.h"
 #include "tests/tiers/places.h"
 
@@ -96,6 +99,52 @@ TEST_P(Swap, RandomSchedulesReadWhatWasLastWritten) {
     if (round % 5 == 0) file.pump();
   }
   file.finish_all();
+}
+
+/// Counts the requests of each extent of 1 MiB that are in flight.
+class Counting final : public DiskQueue {
+ public:
+  Counting(std::unique_ptr<DiskQueue> disk, std::vector<int>& most) : disk_(std::move(disk)), most_(most) {}
+  const char* name() const noexcept override { return disk_->name(); }
+  int depth() const noexcept override { return disk_->depth(); }
+  int in_flight() const noexcept override { return disk_->in_flight(); }
+  void submit(std::span<const DiskRequest> requests) override {
+    for (const DiskRequest& request : requests) {
+      const auto extent = static_cast<std::size_t>(request.offset >> 20);
+      EXPECT_LE(request.bytes, 1 << 15);
+      extents_[request.tag] = extent;
+      most_[extent] = std::max(most_[extent], ++now_[extent]);
+    }
+    disk_->submit(requests);
+  }
+  std::optional<DiskCompletion> reap(bool wait) override {
+    const auto completion = disk_->reap(wait);
+    if (completion) --now_[extents_.at(completion->tag)];
+    return completion;
+  }
+
+ private:
+  std::unique_ptr<DiskQueue> disk_;
+  std::vector<int>& most_;  // outlives the queue
+  std::map<std::uint64_t, std::size_t> extents_;
+  std::map<std::size_t, int> now_;
+};
+
+TEST_P(Swap, KeepsTheDepthOfEveryExtentInFlightAndNoMore) {
+  std::vector<int> most(3);
+  testing::wrap_disk_queues([&](std::unique_ptr<DiskQueue> disk, const std::filesystem::path&) {
+    return std::make_unique<Counting>(std::move(disk), most);
+  });
+  {
+    SwapFile file(this->file(), {1 << 20, 1 << 20, 1 << 15}, options(1 << 15, 5));
+    const Aligned a(1 << 20, 1), b(1 << 20, 2), c(1 << 15, 3);
+    file.start_write(0, a.span());
+    file.start_write(1, b.span());
+    file.start_write(2, c.span());
+    file.finish_all();
+  }
+  testing::wrap_disk_queues({});
+  EXPECT_EQ(most, (std::vector<int>{5, 5, 1}));
 }
 
 TEST_P(Swap, WrongUseIsRefusedAndHarmsNothing) {
