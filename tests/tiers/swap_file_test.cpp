@@ -2,9 +2,13 @@
 #include "ballast/tiers/swap_file.h"
 
 #include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <random>
+#include <thread>
 
 #include "ballast/base/error.h"
 #include "ballast/tiers/checksum.h"
@@ -180,6 +184,25 @@ TEST_P(Swap, MayDieWithOperationsUnderWay) {
     file.start_write(1, data.span());
   }
   EXPECT_FALSE(std::filesystem::exists(this->file()));
+}
+
+int descriptors() { return static_cast<int>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {})); }
+int threads() { return static_cast<int>(std::distance(std::filesystem::directory_iterator("/proc/self/task"), {})); }
+
+TEST_P(Swap, LeavesNoDescriptorAndNoThread) {
+  const Aligned data(1 << 16, 1), read(1 << 16, 2);
+  const int descriptors_before = descriptors(), threads_before = threads();
+  for (int round = 0; round < 20; ++round) {
+    SwapFile file(this->file(), {1 << 16}, options());
+    file.start_write(0, data.span());
+    file.start_read(0, read.span());
+    if (round % 2 == 0) file.finish(0);
+  }
+  EXPECT_EQ(descriptors(), descriptors_before);
+  // A thread that has been joined stays in the list for a moment.
+  for (int i = 0; i < 5000 && threads() != threads_before; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(threads(), threads_before);
 }
 
 TEST_P(Swap, WithoutExtentsIsAnEmptyFile) {
