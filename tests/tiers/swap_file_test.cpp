@@ -199,10 +199,10 @@ TEST_P(Swap, LeavesNoDescriptorAndNoThread) {
     if (round % 2 == 0) file.finish(0);
   }
   EXPECT_EQ(descriptors(), descriptors_before);
-  // A thread that has been joined stays in the list for a moment.
-  for (int i = 0; i < 5000 && threads() != threads_before; ++i)
+  // A thread that has been joined stays in the list for a moment; one of an earlier test may have been counted before.
+  for (int i = 0; i < 5000 && threads() > threads_before; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  EXPECT_EQ(threads(), threads_before);
+  EXPECT_LE(threads(), threads_before);
 }
 
 TEST_P(Swap, WithoutExtentsIsAnEmptyFile) {
