@@ -1,5 +1,6 @@
 #pragma once
 
+#include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
@@ -15,9 +16,9 @@ namespace ballast {
 
 bool nccl_available() noexcept;
 
-/// One NCCL communicator over all ranks, one GPU each. Collective. Throws CommError where LibTorch has no CUDA,
-/// otherwise what c10d throws.
+/// One NCCL communicator over all ranks, one GPU each, connected when it returns. Collective. Throws CommError where
+/// LibTorch has no CUDA, otherwise what c10d throws.
 std::unique_ptr<Transport> make_nccl(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                     std::chrono::milliseconds timeout);
+                                     c10::Device device, std::chrono::milliseconds timeout);
 
 }  // namespace ballast

@@ -3,6 +3,7 @@
 #define USE_C10D_NCCL
 #endif
 #include <ATen/ATen.h>
+#include <c10/cuda/CUDAStream.h>
 
 #include <stdexcept>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
@@ -54,6 +55,19 @@ class NcclTransport final : public Transport {
     return std::make_unique<NcclFlight>(group_->broadcast(tensors, options));
   }
 
+  /// NCCL connects the ranks in the first collective of each kind, and there it holds up the host until all have come.
+  /// A reduction that one rank starts early, which a rank in another branch joins only after the ranks' next meeting,
+  /// would never get through.
+  void connect(int size, c10::Device device) {
+    const at::Tensor mine = at::zeros({size}, at::TensorOptions(at::kByte).device(device));
+    const at::Tensor theirs = at::empty_like(mine);
+    const at::Tensor all = at::empty({size * mine.numel()}, mine.options());
+    all_to_all(theirs, mine, 0)->wait({});
+    all_gather(all, mine, 0)->wait({});
+    broadcast(mine, 0, 0)->wait({});
+    c10::cuda::getCurrentCUDAStream(device.index()).synchronize();
+  }
+
  private:
   c10::intrusive_ptr<c10d::ProcessGroupNCCL> group_;
 };
@@ -63,13 +77,16 @@ class NcclTransport final : public Transport {
 bool nccl_available() noexcept { return true; }
 
 std::unique_ptr<Transport> make_nccl(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                     std::chrono::milliseconds timeout) {
+                                     c10::Device device, std::chrono::milliseconds timeout) {
   auto options = c10d::ProcessGroupNCCL::Options::create();
   // c10d's watchdog ends the process, naming only its own sequence number. It comes after our watch, which has told
   // which unit was travelling by then.
   constexpr std::chrono::seconds kToTellFirst(5);
   options->timeout = timeout + kToTellFirst;
-  return std::make_unique<NcclTransport>(c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, options));
+  auto transport =
+      std::make_unique<NcclTransport>(c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, options));
+  transport->connect(size, device);
+  return transport;
 }
 
 }  // namespace ballast

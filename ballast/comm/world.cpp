@@ -172,7 +172,7 @@ std::shared_ptr<Communicator> World::communicator(const std::string& purpose, c1
     const bool nccl = device.is_cuda() && state_->options.backend != "gloo";
     try {
       shared->transport = threads ? make_threads(store, rank(), size())
-                          : nccl  ? make_nccl(store, rank(), size(), timeout)
+                          : nccl  ? make_nccl(store, rank(), size(), device, timeout)
                                   : make_gloo(store, rank(), size(), timeout, state_->loopback);
       // Gloo connects each rank at its own pace: one that is done and leaves would break a peer's attempt.
       join(*store, rank(), size(), timeout);
