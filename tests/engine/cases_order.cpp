@@ -94,13 +94,20 @@ void overlap_changes_nothing(Trial& trial) {
     return session.masters();
   };
   constexpr std::int64_t kAll = 500'000'000, kFew = 1'500'000;
-  const auto first = train(false, true, kAll);
-  const auto same_as_first = [&](const std::map<std::string, at::Tensor>& other, const char* what) {
-    for (const auto& [name, value] : first) EXPECT_TRUE(bit_equal(value, other.at(name))) << name << ", " << what;
+  using Masters = std::map<std::string, at::Tensor>;
+  const auto expect_same = [&](const Masters& a, const Masters& b, const char* what) {
+    for (const auto& [name, value] : a) EXPECT_TRUE(bit_equal(value, b.at(name))) << name << ", " << what;
   };
-  same_as_first(train(false, true, kFew), "small buckets");
-  same_as_first(train(true, false, kAll), "on the host, without overlap");
-  same_as_first(train(true, true, kFew), "on the host, small buckets");
+  const Masters first = train(false, true, kAll), on_host = train(true, false, kAll);
+  expect_same(first, train(false, true, kFew), "small buckets");
+  expect_same(on_host, train(true, true, kFew), "on the host, small buckets");
+  // A CUDA device's updates are LibTorch's fused kernels, which round otherwise than the host's.
+  if (trial.world().device().is_cpu()) {
+    expect_same(first, on_host, "on the host, without overlap");
+  } else {
+    for (const auto& [name, value] : first)
+      EXPECT_TRUE(at::allclose(value, on_host.at(name), 0, 1e-6)) << name << ", on the host";
+  }
   ScalarAdam adam;
   double value = 0;
   for (int step = 0; step < kSteps; ++step) value = adam.step(3.5);  // element 3 of layer 0: (3 + 4) / 2
