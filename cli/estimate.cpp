@@ -112,7 +112,8 @@ std::vector<std::string> kind_table(const Ledger& memory) {
 
 std::vector<std::string> placement_table(const RunFile& run, const std::vector<Placement>& placements) {
   const auto is_own = [&](const Placement& p) {
-    return p.stage == run.engine.zero.stage && p.states == run.engine.zero.offload_optimizer.device;
+    const bool offloaded = run.engine.zero.offload_optimizer.device != OffloadDevice::kNone;
+    return p.stage == run.engine.zero.stage && (p.states != OffloadDevice::kNone) == offloaded;
   };
   const auto own = std::find_if(placements.begin(), placements.end(), is_own);
   const bool measured = !placements.empty() && placements.front().measured != nullptr;
@@ -122,7 +123,7 @@ std::vector<std::string> placement_table(const RunFile& run, const std::vector<P
   if (measured) lines.push_back(row({"", "", "measured", "measured", "formula", "formula"}));
   lines.push_back(row(header));
   for (const Placement& p : placements) {
-    std::vector<std::string> cells{std::to_string(p.stage), p.states == OffloadDevice::kCpu ? "host" : "device"};
+    std::vector<std::string> cells{std::to_string(p.stage), p.states == OffloadDevice::kNone ? "device" : "host"};
     if (measured)
       cells.insert(cells.end(), {amount(peak(*p.measured, Tier::kDevice)), amount(peak(*p.measured, Tier::kHost))});
     cells.insert(cells.end(), {amount(peak(*p.planned, Tier::kDevice)), amount(peak(*p.planned, Tier::kHost))});

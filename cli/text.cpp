@@ -41,7 +41,7 @@ std::string describe_model(const RunFile& run, std::int64_t parameters) {
 }
 
 std::string describe_engine(const RunFile& run, const World& world) {
-  const bool host = run.engine.zero.offload_optimizer.device == OffloadDevice::kCpu;
+  const bool host = run.engine.zero.offload_optimizer.device != OffloadDevice::kNone;
   return "engine: " + std::to_string(world.size()) + (world.size() == 1 ? " rank on " : " ranks on ") +
          world.device().str() + ", stage " + std::to_string(run.engine.zero.stage) + ", optimizer states " +
          (host ? "in host memory" : "on the device") + "; " + describe_windows(run, world.size());

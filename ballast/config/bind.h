@@ -17,10 +17,13 @@ inline Allowed boolean() { return {.kind = Kind::kBool}; }
 inline Allowed integer(double min, double max = std::numeric_limits<double>::infinity()) {
   return {.kind = Kind::kInteger, .min = min, .max = max};
 }
-inline Allowed number(double min) { return {.kind = Kind::kNumber, .min = min}; }
+inline Allowed number(double min, double max = std::numeric_limits<double>::infinity()) {
+  return {.kind = Kind::kNumber, .min = min, .max = max};
+}
 inline Allowed choice(std::vector<std::string> choices) {
   return {.kind = Kind::kChoice, .choices = std::move(choices)};
 }
+inline Allowed text() { return {.kind = Kind::kText}; }
 inline Allowed texts() { return {.kind = Kind::kTexts}; }
 inline Allowed object() { return {.kind = Kind::kObject}; }
 inline Allowed or_null(Allowed allowed) {
@@ -38,6 +41,8 @@ void decode(Value& to, const nlohmann::json& value, const KeyInfo& key, const st
     to = static_cast<Value>(read_integer(value, key.allowed, path));  // the key's range fits the type
   } else if constexpr (std::is_floating_point_v<Value>) {
     to = read_number(value, key.allowed, path);
+  } else if constexpr (std::is_same_v<Value, std::string>) {
+    to = read_text(value, key.allowed, path);
   } else {
     to = read_texts(value, key.allowed, path);
   }
@@ -53,6 +58,8 @@ template <class Value>
 nlohmann::json encode(const Value& value, const KeyInfo& key) {
   if constexpr (std::is_enum_v<Value>) {
     return key.allowed.choices[static_cast<std::size_t>(value)];
+  } else if constexpr (std::is_same_v<Value, std::string>) {
+    return value.empty() && key.allowed.null ? nlohmann::json() : nlohmann::json(value);
   } else {
     return value;
   }

@@ -71,6 +71,11 @@ void collect(const json& object, const std::string& prefix, Leaves& leaves) {
 
 bool is_auto(const json& value) { return value.is_string() && value.get_ref<const std::string&>() == "auto"; }
 
+/// Of a key that has a choice of this name, "auto" is a value like any other.
+bool has_auto(const Allowed& allowed) {
+  return std::find(allowed.choices.begin(), allowed.choices.end(), "auto") != allowed.choices.end();
+}
+
 /// Takes the keys without effect and those of missing features out of the leaves.
 void take_foreign(Leaves& leaves, std::vector<std::string>& notices) {
   for (const IgnoredKey& key : ignored_keys()) {
@@ -108,12 +113,24 @@ void check_known(const Leaves& leaves) {
   }
 }
 
+/// An old form and the key that replaced it, which are two entries of the table.
+void check_old_offload(const Leaves& leaves) {
+  for (const char* kind : {"", "_param"}) {
+    const std::string old_form = std::string("zero_optimization.cpu_offload") + kind;
+    const std::string device =
+        std::string("zero_optimization.offload") + (*kind == 0 ? "_optimizer" : kind) + ".device";
+    if (leaves.count(old_form) > 0 && leaves.count(device) > 0) {
+      throw ConfigError(kParse, "given twice under two names (", old_form, ", ", device, "; leave one out)");
+    }
+  }
+}
+
 void read_keys(const Leaves& leaves, Config& config) {
   for (const auto& key : config_keys()) {
     const auto leaf = leaves.find(key.info.path);
     if (leaf == leaves.end()) continue;
     const auto& [path, value] = leaf->second;
-    if (is_auto(*value)) {
+    if (is_auto(*value) && !has_auto(key.info.allowed)) {
       config.notices.push_back(path + " = \"auto\": nothing fills it in here, its default is used (" +
                                key.info.fallback + ")");
       continue;
@@ -170,6 +187,8 @@ void check_contradictions(Config& config) {
     check_nesterov(config.optimizer.groups[i].hyper, "optimizer.params.groups[" + std::to_string(i) + "].");
   }
   check_scheduler(config);
+  check_placements(config.zero);
+  for (std::string& notice : placement_notices(config.zero)) config.notices.push_back(std::move(notice));
 }
 
 }  // namespace
@@ -187,11 +206,7 @@ Config Config::from_json(const json& root) {
   Config config;
   take_foreign(leaves, config.notices);
   check_known(leaves);
-  constexpr const char* kOldOffload = "zero_optimization.cpu_offload";
-  constexpr const char* kOffloadDevice = "zero_optimization.offload_optimizer.device";
-  if (leaves.count(kOldOffload) > 0 && leaves.count(kOffloadDevice) > 0) {
-    throw ConfigError(kParse, "given twice under two names (", kOldOffload, ", ", kOffloadDevice, "; leave one out)");
-  }
+  check_old_offload(leaves);
   const auto adam_w_mode = leaves.find("optimizer.params.adam_w_mode");
   const bool chosen = adam_w_mode != leaves.end() && !is_auto(*adam_w_mode->second.value);
   read_keys(leaves, config);

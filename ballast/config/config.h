@@ -76,13 +76,47 @@ struct Fp16Config {
   bool operator==(const Fp16Config&) const = default;
 };
 
-enum class OffloadDevice : std::uint8_t { kNone, kCpu };
+/// Where a kind of model state lives, and what it costs there.
+enum class OffloadDevice : std::uint8_t {
+  kNone,  // memory of the compute device
+  kCpu,   // host memory: a copy each way, under the backward and the next forward
+  kNvme,  // a swap file below nvme_path: a read and a write more, through a ring of buffers in host memory
+};
 
+/// Master weights and optimizer states; in every stage. What is not offloaded is updated on the compute device.
 struct OffloadOptimizerConfig {
   OffloadDevice device = OffloadDevice::kNone;
   bool pin_memory = true;  // page-locked where the compute device is an accelerator; no effect where it is the CPU
+  std::string nvme_path;   // folder of the swap file; required at kNvme, no effect elsewhere
+  double ratio = 1;        // in [0, 1]: share of the states that is offloaded; the first units in forward order stay
+  bool pipeline_read = true, pipeline_write = true;  // kNvme: read ahead of, and write behind, the update
+  int buffer_count = 4;                              // kNvme: chunks of the ring, >= 2
+  int threads = 0;  // of the host's update; 0: processors this process may use / ranks on the host
 
   bool operator==(const OffloadOptimizerConfig&) const = default;
+};
+
+/// Parameter shards in the compute dtype; at stage 3 only.
+struct OffloadParamConfig {
+  OffloadDevice device = OffloadDevice::kNone;
+  bool pin_memory = true;                   // as for the optimizer
+  std::string nvme_path;                    // as for the optimizer
+  int buffer_count = 5;                     // kNvme: buffers between disk and device, >= 2
+  std::int64_t buffer_size = 100'000'000;   // kNvme: elements of one of them at most
+  std::int64_t max_in_cpu = 1'000'000'000;  // kNvme: elements of a rank that stay in host memory
+
+  bool operator==(const OffloadParamConfig&) const = default;
+};
+
+/// kAuto: kCpu where the optimizer states are offloaded, else kNone.
+enum class GradientDevice : std::uint8_t { kAuto, kNone, kCpu, kNvme };
+
+/// Own key: the window's sums of gradient shards.
+struct OffloadGradientsConfig {
+  GradientDevice device = GradientDevice::kAuto;
+  std::string nvme_path;  // as for the optimizer
+
+  bool operator==(const OffloadGradientsConfig&) const = default;
 };
 
 /// Modules that are gathered whole as one unit because their children are used data-dependently (experts).
@@ -92,6 +126,9 @@ struct LeafModuleConfig {
 
   bool operator==(const LeafModuleConfig&) const = default;
 };
+
+/// Greatest zero_optimization.sub_group_size: reading a larger one gives this one.
+inline constexpr std::int64_t kMaxSubGroupSize = 4'194'304;
 
 struct ZeroConfig {
   int stage = 0;
@@ -104,6 +141,9 @@ struct ZeroConfig {
   std::int64_t stage3_model_persistence_threshold = std::numeric_limits<std::int64_t>::max();
   LeafModuleConfig leaf_module;
   OffloadOptimizerConfig offload_optimizer;
+  OffloadParamConfig offload_param;
+  OffloadGradientsConfig offload_gradients;
+  std::int64_t sub_group_size = kMaxSubGroupSize;  // elements of a chunk of an update or of disk I/O at most, >= 64
 
   bool operator==(const ZeroConfig&) const = default;
 };
@@ -149,6 +189,13 @@ struct Config {
 
 /// to_json() as indented text, for people.
 std::string describe(const Config& config);
+
+/// Where gradient sums lie: offload_gradients.device, kAuto resolved.
+OffloadDevice gradient_device(const ZeroConfig& zero);
+
+/// Throws ConfigError where placements contradict each other or the stage, or a swap file has no folder; it names the
+/// keys and the remedy. Reading a configuration calls it; a Config filled in code has to be passed to it.
+void check_placements(const ZeroConfig& zero);
 
 /// The batch triangle: train_batch_size = micro_batch * accumulation_steps * world.
 struct BatchShape {

@@ -14,13 +14,11 @@ constexpr const char* kTransport = "gradients always travel by all-to-all and pa
 constexpr const char* kFaults = "parameters are gathered when an operator first touches them";
 constexpr const char* kCheckpointing = "call ballast::checkpoint(fn, inputs...) in the model";
 constexpr const char* kSaving = "the engine saves no checkpoints yet";
-constexpr const char* kNvmeOnly = "it belongs to NVMe offload, which is not supported yet";
 constexpr const char* kOneAdam = "the fastest implementation for the device is always used";
 constexpr const char* kNormaliser = "gradients are normalised once, in the update";
 
 Allowed any_integer() { return integer(-std::numeric_limits<double>::infinity()); }
 Allowed any_number() { return {.kind = Kind::kNumber}; }
-Allowed text() { return {.kind = Kind::kText}; }
 
 }  // namespace
 
@@ -42,7 +40,6 @@ const std::vector<IgnoredKey>& ignored_keys() {
       {zero + "stage3_gather_16bit_weights_on_model_save", boolean(), kSaving},
       {zero + "gather_16bit_weights_on_model_save", boolean(), kSaving},
       {zero + "stage3_gather_fp16_weights_on_model_save", boolean(), kSaving},
-      {zero + "sub_group_size", integer(0), "the update runs in chunks of a fixed size"},
       {zero + "stage3_max_reuse_distance", integer(0), kFaults},
       {zero + "max_reuse_distance", integer(0), kFaults},
       {zero + "stage3_module_granularity_threshold", integer(0), kFaults},
@@ -56,14 +53,12 @@ const std::vector<IgnoredKey>& ignored_keys() {
       {zero + "log_trace_cache_warnings", boolean(), kFaults},
       {zero + "enable_sanity_checks", boolean(), "checks are always on"},
       {zero + "mics_hierarchical_params_gather", boolean(), kTransport},
-      {zero + "save_muon_momentum_buffer_in_memory", boolean(), kNvmeOnly},
-      {zero + "cpu_offload_use_pin_memory", boolean(), "use zero_optimization.offload_optimizer.pin_memory"},
-      {offload + "nvme_path", or_null(text()), kNvmeOnly},
-      {offload + "buffer_count", integer(0), kNvmeOnly},
-      {offload + "pipeline_read", boolean(), kNvmeOnly},
-      {offload + "pipeline_write", boolean(), kNvmeOnly},
-      {offload + "fast_init", boolean(), kNvmeOnly},
-      {offload + "cpuadam_cores_perc", number(0), "the host update uses LibTorch's intra-op threads"},
+      {zero + "save_muon_momentum_buffer_in_memory", boolean(), "there is no Muon"},
+      {zero + "cpu_offload_use_pin_memory", boolean(),
+       "use pin_memory of zero_optimization.offload_optimizer and offload_param"},
+      {offload + "fast_init", boolean(), "offloaded states are initialised in one way only"},
+      {offload + "convert_grad_on_cpu", boolean(), "gradients are converted in the pass that adds them up"},
+      {offload + "cpuadam_cores_perc", number(0), "use zero_optimization.offload_optimizer.threads"},
       {adam + "torch_adam", boolean(), kOneAdam},
       {adam + "fused", or_null(boolean()), kOneAdam},
       {adam + "foreach", or_null(boolean()), kOneAdam},
@@ -143,12 +138,6 @@ const std::vector<MissingKey>& missing_keys() {
       {adam + "bias_correction", "", {true}, "Adam without bias correction is not supported; use a warm-up schedule"},
       {adam + "fp32_optimizer_states", "", {true}, "optimizer states are fp32; leave it out"},
       {adam + "max_grad_norm", "", {0}, "use gradient_clipping"},
-      {zero + "offload_param",
-       "device",
-       {"none"},
-       "parameters cannot be offloaded yet; use stage 3 with zero_optimization.offload_optimizer.device = \"cpu\""},
-      {zero + "cpu_offload_param", "", {false}, "parameters cannot be offloaded yet; use stage 3"},
-      {zero + "offload_optimizer.ratio", "", {1}, "partial offload is not supported; leave it out to offload all"},
       {zero + "offload_optimizer.super_offload", "", {false}, "leave it out; device = \"cpu\" offloads"},
       {zero + "leaf_module.classes",
        "",

@@ -69,7 +69,9 @@ struct MissingKey {
 
 /// Parameters of one group: optimizer.params and each element of optimizer.params.groups have them.
 const std::vector<Key<OptimizerHyper>>& hyper_keys();
-/// Keys of the section aio, part of the following.
+/// Keys of zero_optimization that say where states live, part of config_keys().
+const std::vector<Key<Config>>& offload_keys();
+/// Keys of the section aio, likewise.
 const std::vector<Key<Config>>& aio_keys();
 /// Every key with effect. A type precedes the parameters that depend on it, hyper-parameters precede the groups.
 const std::vector<Key<Config>>& config_keys();
@@ -83,6 +85,9 @@ const std::vector<std::string>& known_paths();
 
 /// Does the key apply to this configuration's optimizer and scheduler types?
 bool applies(const KeyInfo& key, const Config& config);
+
+/// What is given for a placement that is not chosen and therefore has no effect, one line a key.
+std::vector<std::string> placement_notices(const ZeroConfig& zero);
 
 /// Reads optimizer.params.groups; each element starts from the optimizer's own values.
 std::vector<OptimizerGroup> read_groups(const Config& config, const nlohmann::json& value, const std::string& path);

@@ -229,18 +229,6 @@ void add_scheduler(Keys& keys) {
       [](auto& c) -> auto& { return c.scheduler.last_batch_iteration; }));
 }
 
-Key<Config> cpu_offload_key() {
-  Key<Config> key;
-  key.info = {.path = "zero_optimization.cpu_offload",
-              .allowed = boolean(),
-              .meaning = "Old form of `zero_optimization.offload_optimizer.device` = \"cpu\".",
-              .fallback = "false"};
-  key.read = [allowed = key.info.allowed](Config& config, const json& value, const std::string& path) {
-    if (read_bool(value, allowed, path)) config.zero.offload_optimizer.device = OffloadDevice::kCpu;
-  };
-  return key;
-}
-
 void add_zero(Keys& keys) {
   const std::string zero = "zero_optimization.";
   keys.push_back(bind<Config>(
@@ -299,20 +287,6 @@ void add_zero(Keys& keys) {
   keys.push_back(bind<Config>(
       {.path = zero + "leaf_module.name_suffixes", .allowed = texts(), .meaning = "The same by the end of the name."},
       [](auto& c) -> auto& { return c.zero.leaf_module.name_suffixes; }));
-  keys.push_back(bind<Config>(
-      {.path = zero + "offload_optimizer.device",
-       .allowed = choice({"none", "cpu"}),
-       .meaning = "Where master weights, optimizer states and gradient shards live: none, on "
-                  "the compute device; cpu, in host memory. In every stage.",
-       .refused = {{"nvme", "nvme is not supported yet; use cpu"}}},
-      [](auto& c) -> auto& { return c.zero.offload_optimizer.device; }));
-  keys.push_back(cpu_offload_key());
-  keys.push_back(bind<Config>(
-      {.path = zero + "offload_optimizer.pin_memory",
-       .allowed = boolean(),
-       .meaning = "Page-lock that host memory, for copies at full speed. Only where the compute "
-                  "device is an accelerator."},
-      [](auto& c) -> auto& { return c.zero.offload_optimizer.pin_memory; }));
 }
 
 void add_reports(Keys& keys) {
@@ -342,6 +316,7 @@ const Keys& config_keys() {
     add_optimizer(all);
     add_scheduler(all);
     add_zero(all);
+    all.insert(all.end(), offload_keys().begin(), offload_keys().end());
     all.insert(all.end(), aio_keys().begin(), aio_keys().end());
     add_reports(all);
     return all;

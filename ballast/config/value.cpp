@@ -156,6 +156,12 @@ int read_choice(const json& value, const KeyInfo& key, const std::string& path) 
   throw ConfigError(kParse, "unknown value (", path, " = ", show(value), "; want ", key.allowed.text(), ")");
 }
 
+std::string read_text(const json& value, const Allowed& allowed, const std::string& path) {
+  if (allowed.null && value.is_null()) return "";
+  if (!value.is_string()) wrong_type(value, allowed, path);
+  return value.get<std::string>();
+}
+
 std::vector<std::string> read_texts(const json& value, const Allowed& allowed, const std::string& path) {
   const json list = value.is_string() ? json::array({value}) : value;
   if (!list.is_array()) wrong_type(value, allowed, path);

@@ -16,6 +16,8 @@ std::int64_t read_integer(const nlohmann::json& value, const Allowed& allowed, c
 double read_number(const nlohmann::json& value, const Allowed& allowed, const std::string& path);
 /// The choice's index.
 int read_choice(const nlohmann::json& value, const KeyInfo& key, const std::string& path);
+/// null, where it is allowed, gives the empty text.
+std::string read_text(const nlohmann::json& value, const Allowed& allowed, const std::string& path);
 /// A list of non-empty texts; one text stands for a list of one, as in DeepSpeed.
 std::vector<std::string> read_texts(const nlohmann::json& value, const Allowed& allowed, const std::string& path);
 std::pair<double, double> read_pair(const nlohmann::json& value, const Allowed& allowed, const std::string& path);
