@@ -79,7 +79,9 @@ std::map<std::string, at::Tensor> train(Way way, int stage) {
                 {{"stage", stage}, {"stage3_param_persistence_threshold", 0}, {"stage3_max_live_parameters", 400}}}}),
           world);
       for (int step = 0; step < 3; ++step) {
-        const at::Tensor x = torch::sin(torch::arange(32, torch::kFloat) * (step + 2 * world.rank() + 1)).view({2, 16}).to(world.device());
+        const at::Tensor x = torch::sin(torch::arange(32, torch::kFloat) * (step + 2 * world.rank() + 1))
+                                 .view({2, 16})
+                                 .to(world.device());
         engine.backward(net->forward(x));
         EXPECT_TRUE(engine.step().applied);
       }
