@@ -1,0 +1,59 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "ballast/tiers/device_stream.h"
+
+namespace ballast::tiers {
+
+/// The thread on which everything happens that a rank does beside the computation: gradients added on the host,
+/// updates, reads and writes of the swap file, copies of new parameters to the device. Jobs run one after the other in
+/// the order in which they were queued, so that no two of them ever meet on the same bytes and the next window's
+/// gradients can't reach a sum that an update still reads. Each job may use `threads()` OpenMP threads.
+///
+/// A job that throws ends the lane: later jobs don't run, and every later call but the destructor throws its error.
+class HostLane {
+ public:
+  using Ticket = std::uint64_t;  // 0: no job
+
+  /// device: whose stream the jobs' copies and collectives are queued on, beside the computation's.
+  HostLane(c10::Device device, int threads);
+  ~HostLane();  // runs what is queued, never throws
+  HostLane(const HostLane&) = delete;
+  HostLane& operator=(const HostLane&) = delete;
+
+  Ticket submit(std::function<void()> job);
+  /// Until this job and all before it have run.
+  void wait(Ticket ticket);
+  void drain();
+  /// submit() and wait().
+  void run(std::function<void()> job) { wait(submit(std::move(job))); }
+  void rethrow_failure();
+
+  int threads() const { return threads_; }
+  /// The current stream of every job.
+  const DeviceStream& stream() const { return stream_; }
+
+ private:
+  void work();
+
+  const int threads_;
+  const DeviceStream stream_;
+  std::mutex mutex_;                     // guards all below; never held while a job runs
+  std::condition_variable came_, went_;  // a job was queued (or the end); a job has run
+  std::deque<std::function<void()>> queue_;
+  Ticket submitted_ = 0, done_ = 0;
+  bool ending_ = false;
+  std::exception_ptr failure_;
+  std::thread thread_;  // last: it uses the others from its first moment
+};
+
+}  // namespace ballast::tiers
