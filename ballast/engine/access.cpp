@@ -118,7 +118,7 @@ at::Tensor Engine::full_parameter(const std::string& name) {
   return engine.final_on_error([&] {
     engine.meet(Call::kAccess, unit);
     if (info.trainable)
-      return slice(engine.whole_on_device(unit, engine.optimizer->state(unit, "")), info, slot).clone();
+      return slice(engine.whole_on_device(unit, engine.optimizer->read(unit, "")), info, slot).clone();
     engine.params->hold(unit);
     at::Tensor value = slice(engine.params->full(unit), info, slot).to(at::kFloat, false, /*copy=*/true);
     engine.params->let_go(unit);
@@ -140,10 +140,11 @@ at::Tensor Engine::full_optimizer_state(const std::string& name, const std::stri
       return at::full({}, static_cast<double>(engine.optimizer->steps(parameter)),
                       at::TensorOptions(at::kFloat).device(engine.world.device()));
     });
-  const at::Tensor& kept = engine.optimizer->state(unit, key);
   return engine.final_on_error([&] {
     engine.meet(Call::kAccess, unit);
-    return slice(engine.whole_on_device(unit, kept), info, engine.layout.slot_of(parameter)).clone();
+    return slice(engine.whole_on_device(unit, engine.optimizer->read(unit, key)), info,
+                 engine.layout.slot_of(parameter))
+        .clone();
   });
 }
 
@@ -159,16 +160,14 @@ void Engine::Impl::refuse_lost_writes_anywhere(const std::vector<int>& units) {
 
 // Every rank has the value; each writes the part that it keeps.
 void Engine::Impl::write_state(int parameter, const std::string& key, const at::Tensor& value) {
+  optimizer->check_key(key);
   const int unit = layout.unit_of(parameter).id;
   const Slot& slot = layout.slot_of(parameter);
   const Range kept = optimizer->kept_range(unit);
   const Range part = intersect(kept, {slot.offset, slot.offset + slot.numel});
-  const at::Tensor& state = optimizer->state(unit, key);
   if (part.empty()) return;
-  const Range local{part.begin - kept.begin, part.end - kept.begin};
-  state.narrow(0, local.begin, local.size())
-      .copy_(value.reshape({-1}).narrow(0, part.begin - slot.offset, part.size()));
-  if (key.empty()) optimizer->refresh_bound(unit, local);
+  optimizer->write(unit, key, {part.begin - kept.begin, part.end - kept.begin},
+                   value.reshape({-1}).narrow(0, part.begin - slot.offset, part.size()));
 }
 
 void Engine::set_full_parameter(const std::string& name, const at::Tensor& value) {

@@ -9,6 +9,7 @@
 
 #include "ballast/base/error.h"
 #include "ballast/base/log.h"
+#include "ballast/engine/host_threads.h"
 #include "ballast/engine/impl.h"
 #include "ballast/engine/module_walk.h"
 #include "ballast/engine/rank_likeness.h"
@@ -57,10 +58,13 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module_in, const Config& c
 
   check_same_everywhere(*rounds, config, layout);
 
-  optimizer = std::make_unique<OptimizerStates>(layout, config.optimizer, policies.optimizer, world.rank(),
-                                                world.device(), ledger);
+  const std::vector<Tier> states_tier = place_states(layout, policies.optimizer);
+  if (policies.optimizer.tier != Tier::kDevice)
+    lane = std::make_unique<tiers::HostLane>(world.device(), host_threads(config, *rounds));
+  optimizer = std::make_unique<OptimizerStates>(layout, config.optimizer, policies.optimizer, states_tier, world.rank(),
+                                                world.device(), lane.get(), ledger);
   params = std::make_unique<ParamStore>(
-      layout, policies.params, walked.tensors, world.device(), gather, *rounds, ledger,
+      layout, policies.params, walked.tensors, world.device(), gather, *rounds, ledger, lane.get(),
       [this](const Unit& unit, const at::Tensor& original) { optimizer->set_initial(unit, original); });
   for (const Unit& unit : layout.units) {
     if (!unit.trainable) continue;
@@ -75,7 +79,7 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module_in, const Config& c
     buffer.set_data(cast ? values.to(config.bf16 ? at::kBFloat16 : at::kHalf) : values);
   }
 
-  grads = std::make_unique<GradientStore>(layout, policies.grads, world.rank(), ledger);
+  grads = std::make_unique<GradientStore>(layout, policies.grads, world.rank(), ledger, make_host_sums(states_tier));
   reducer = std::make_unique<Reducer>(layout, policies.grads, *grads, world.device(), reduce, *rounds, ledger);
   std::vector<at::Tensor> hooked;
   std::vector<int> owner;  // of each, the parameter
@@ -92,9 +96,25 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module_in, const Config& c
     for (const std::string& notice : config.notices) log_info(notice);
 }
 
+// The sums of units whose update runs on the host.
+std::unique_ptr<HostSums> Engine::Impl::make_host_sums(const std::vector<Tier>& states_tier) {
+  if (!lane || !policies.grads.on_host) return nullptr;
+  std::vector<std::int64_t> sizes(layout.units.size(), 0);
+  for (const Unit& unit : layout.units)
+    if (unit.trainable && states_tier[static_cast<std::size_t>(unit.id)] != Tier::kDevice)
+      sizes[static_cast<std::size_t>(unit.id)] = policies.grads.keep_whole_sum ? unit.padded : unit.shard;
+  HostSums::Options options;
+  options.accumulate = policies.grads.accumulate;
+  options.pin_memory = policies.optimizer.pin_memory;
+  return std::make_unique<HostSums>(std::move(sizes), policies.grads.keep_whole_sum ? world.size() : 1, world.device(),
+                                    options, *lane, ledger);
+}
+
 void Engine::Impl::check_usable() {
   if (failure) std::rethrow_exception(failure);
   if (kept) std::rethrow_exception(std::exchange(kept, nullptr));
+  // An update that step() promised can't be taken back: the parameters are neither old nor new.
+  if (lane) final_on_error([&] { lane->rethrow_failure(); });
   params->rethrow_failure();
 }
 
@@ -153,6 +173,7 @@ void Engine::Impl::backward(const at::Tensor& loss, const BackwardOptions& optio
   }
   const at::Tensor seed = at::full_like(loss, root);
 
+  params->finish_launching();
   reducer->begin_backward(no_sync_guards + coalesce_guards > 0);
   gradient_arrived = false;
   in_backward = true;
@@ -186,6 +207,7 @@ void Engine::Impl::backward(const at::Tensor& loss, const BackwardOptions& optio
 void Engine::Impl::meet(Call call, int unit) {
   while (!reducer->round(call, announce(false), unit).all_arrived) {
   }
+  if (lane) lane->drain();  // the communicators are this thread's from here on
 }
 
 Announcement Engine::Impl::announce(bool reduce_now) const {
@@ -224,6 +246,7 @@ StepReport Engine::Impl::step() {
     throw UseError("engine.step",
                    "an exception left a backward of this window half done (call zero_grad() and run the window again)");
 
+  params->finish_launching();
   // Ranks with fewer backwards join the others' rounds here until everybody has come to its step().
   Agreed agreed;
   do {
@@ -282,15 +305,7 @@ StepReport Engine::Impl::step() {
 double Engine::Impl::norm_squared() {
   const auto timer = progress.time(ProgressLog::kNorm);
   SquareSums squares(world.size());
-  for (const Unit& unit : layout.units) {
-    const at::Tensor& sum = grads->landed(unit.id);
-    if (!sum.defined()) continue;
-    if (policies.grads.keep_whole_sum) {
-      for (int r = 0; r < world.size(); ++r) squares.add(r, sum.narrow(0, r * unit.shard, unit.shard));
-    } else {
-      squares.add(world.rank(), sum);
-    }
-  }
+  for (const Unit& unit : layout.units) grads->add_squares(unit.id, squares);
   std::vector<double> partial = squares.sums();
   if (!policies.grads.keep_whole_sum) {
     const auto all = rounds->exchange({partial[static_cast<std::size_t>(world.rank())]});
@@ -301,21 +316,31 @@ double Engine::Impl::norm_squared() {
   return total;
 }
 
+// Updates run in forward order, so that those behind the step() are through when the next forward wants their units.
+// Persistent units come before: they are gathered at once.
 void Engine::Impl::update(double factor, const Agreed& agreed) {
   const UpdateStep step{factor, lr, agreed.active};
-  for (const Unit& unit : layout.units) {
-    const at::Tensor sum = grads->landed(unit.id);
-    if (!sum.defined()) continue;
-    {
-      const auto timer = progress.time(ProgressLog::kUpdate);
-      optimizer->update(unit.id, sum, step);
-      grads->release(unit.id);
+  for (const bool persistent : {true, false})
+    for (const Unit& unit : layout.units)
+      if (params->persistent(unit.id) == persistent && grads->has_landed(unit.id)) update(unit.id, step);
+  const auto timer = progress.time(ProgressLog::kPublish);
+  if (!lane) params->finish_publish();
+}
+
+void Engine::Impl::update(int unit, const UpdateStep& step) {
+  std::function<void()> later;
+  {
+    const auto timer = progress.time(ProgressLog::kUpdate);
+    auto update = optimizer->prepare(unit, grads->landing(unit), step);
+    if (optimizer->on_device(unit)) {
+      optimizer->run(update);
+    } else {
+      later = [this, update = std::move(update)] { optimizer->run(update); };
     }
-    const auto timer = progress.time(ProgressLog::kPublish);
-    params->publish(unit.id, agreed.active);
+    grads->release(unit);
   }
   const auto timer = progress.time(ProgressLog::kPublish);
-  params->finish_publish();
+  params->publish(unit, step.active, std::move(later));
 }
 
 void Engine::Impl::drop_window() {
@@ -342,9 +367,9 @@ void Engine::shutdown() {
   if (!impl_) return;
   const std::unique_ptr<Impl> impl = std::move(impl_);
   impl->hooks.reset();
-  const Residency* residency = impl->params->residency();
-  const bool healthy = !impl->failure && !(residency && residency->failure()) && std::uncaught_exceptions() == 0;
+  const bool healthy = !impl->failure && !impl->params->failure() && std::uncaught_exceptions() == 0;
   if (healthy) impl->params->restore();  // otherwise the store's end leaves what this rank has
+  if (healthy && impl->lane) impl->lane->run([&] { impl->optimizer->close(); });
 }
 
 Engine::Impl& Engine::running() const {

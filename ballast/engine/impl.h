@@ -16,6 +16,7 @@
 #include "ballast/optim/optimizer_states.h"
 #include "ballast/optim/schedule.h"
 #include "ballast/params/param_store.h"
+#include "ballast/tiers/host_lane.h"
 
 namespace ballast {
 
@@ -50,6 +51,8 @@ struct Engine::Impl {
   StepReport report(StepReason reason, const Agreed& agreed) const;
   double norm_squared();
   void update(double factor, const Agreed& agreed);
+  void update(int unit, const UpdateStep& step);
+  std::unique_ptr<HostSums> make_host_sums(const std::vector<Tier>& states_tier);
   void drop_window();
   void end_coalesce();
   /// Collective. UseError on all ranks where one wrote a parameter of these units that is not its own to write.
@@ -85,6 +88,8 @@ struct Engine::Impl {
   bool warned_rounded_weight = false;
   std::exception_ptr failure;  // ended the engine
   std::exception_ptr kept;     // of a guard's destructor, thrown by the next call
+  // Ends before what its jobs work on, after what feeds it. Null where all states lie on the device.
+  std::unique_ptr<tiers::HostLane> lane;
   std::unique_ptr<GradientHooks> hooks;
   std::shared_ptr<const bool> alive =
       std::make_shared<const bool>(true);  // guards hold it weakly: shutdown() may come first

@@ -18,6 +18,7 @@ class Rehearsal {
   Rehearsal(const Layout& layout, const Config& config, const MemoryPlanOptions& options)
       : layout_(layout),
         policies_(make_policies(config, options.world)),
+        states_tier_(place_states(layout, policies_.optimizer)),
         moments_(OptimizerStates::moments(config.optimizer)),
         options_(options),
         units_(layout.units.size()) {}
@@ -55,10 +56,11 @@ class Rehearsal {
       const std::int64_t kept = policies_.params.sharded ? u.shard : u.padded;
       mine.params = ledger_->track(MemoryKind::kParams, Tier::kDevice, kept * size_of(u.compute_dtype));
       if (u.trainable) {
-        const bool bound = u.compute_dtype == c10::kFloat && policies_.optimizer.tier == Tier::kDevice;
+        const Tier tier = states_tier_[static_cast<std::size_t>(u.id)];
+        const bool bound = u.compute_dtype == c10::kFloat && tier == Tier::kDevice;
         const std::int64_t states = policies_.optimizer.whole ? u.padded : u.shard;
-        mine.optimizer =
-            ledger_->track(MemoryKind::kOptimizer, policies_.optimizer.tier, (moments_ + (bound ? 0 : 1)) * states * 4);
+        mine.optimizer = ledger_->track(MemoryKind::kOptimizer, tier, (moments_ + (bound ? 0 : 1)) * states * 4);
+        if (tier != Tier::kDevice) mine.sum = ledger_->track(MemoryKind::kGrads, Tier::kHost, kept_sum(u.id));
       }
       mine.persistent =
           policies_.params.sharded && u.numel <= policies_.params.persistent_unit && u.numel <= persistent_left;
@@ -67,6 +69,10 @@ class Rehearsal {
         map(u.id);
       }
     }
+  }
+
+  std::int64_t kept_sum(int id) const {
+    return (policies_.grads.keep_whole_sum ? unit(id).padded : unit(id).shard) * size_of(policies_.grads.accumulate);
   }
 
   // Residency, with the same decisions in the same order.
@@ -141,10 +147,7 @@ class Rehearsal {
     mine.wide = contributions_ > 0;
   }
   void land(int id) {
-    const std::int64_t kept = policies_.grads.keep_whole_sum ? unit(id).padded : unit(id).shard;
-    if (bytes(id).sum.bytes() == 0)
-      bytes(id).sum =
-          ledger_->track(MemoryKind::kGrads, policies_.grads.tier, kept * size_of(policies_.grads.accumulate));
+    if (bytes(id).sum.bytes() == 0) bytes(id).sum = ledger_->track(MemoryKind::kGrads, Tier::kDevice, kept_sum(id));
   }
   void land_oldest() {
     in_flight_elements_ -= unit(flights_.front().unit).padded;
@@ -202,7 +205,7 @@ class Rehearsal {
     contributions_ = 0;
     for (const Unit& u : layout_.units) {
       UnitBytes& mine = bytes(u.id);
-      mine.sum = {};
+      if (states_tier_[static_cast<std::size_t>(u.id)] == Tier::kDevice) mine.sum = {};
       mine.wide = false;
       if (u.trainable && !mine.persistent && mapped(u.id)) drop(u.id);  // its shard has new values
     }
@@ -210,6 +213,7 @@ class Rehearsal {
 
   const Layout& layout_;
   Policies policies_;
+  std::vector<Tier> states_tier_;
   int moments_;
   MemoryPlanOptions options_;
   std::shared_ptr<Ledger> ledger_ = Ledger::create();

@@ -1,5 +1,10 @@
 #include "ballast/engine/policies.h"
 
+#include <algorithm>
+
+#include "ballast/base/error.h"
+#include "ballast/base/math.h"
+
 namespace ballast {
 namespace {
 
@@ -14,11 +19,31 @@ c10::ScalarType scalar_type(DType dtype) {
   }
 }
 
+Tier tier_of(OffloadDevice device) {
+  switch (device) {
+    case OffloadDevice::kNone:
+      return Tier::kDevice;
+    case OffloadDevice::kCpu:
+      return Tier::kHost;
+    case OffloadDevice::kNvme:
+      return Tier::kNvme;
+  }
+  return Tier::kDevice;
+}
+
 }  // namespace
 
 Policies make_policies(const Config& config, int world) {
   const ZeroConfig& zero = config.zero;
-  const Tier states_tier = zero.offload_optimizer.device == OffloadDevice::kCpu ? Tier::kHost : Tier::kDevice;
+  check_placements(zero);
+  if (zero.offload_param.device != OffloadDevice::kNone)
+    throw ConfigError("engine.placement",
+                      "parameters can't be offloaded yet (zero_optimization.offload_param; leave it "
+                      "out: at stage 3 each rank keeps its shard on the device)");
+  if (gradient_device(zero) == OffloadDevice::kNvme)
+    throw ConfigError("engine.placement",
+                      "gradients can't lie on NVMe yet (zero_optimization.offload_gradients.device; "
+                      "use \"cpu\")");
 
   Policies policies;
   policies.params.updates_whole = zero.stage == 0;
@@ -35,11 +60,18 @@ Policies make_policies(const Config& config, int world) {
   policies.grads.max_in_flight = zero.reduce_bucket_size;
   policies.grads.accumulate = scalar_type(config.grad_accum_dtype);
   if (config.communication_data_type) policies.grads.communicate = scalar_type(*config.communication_data_type);
-  policies.grads.tier = states_tier;
+
+  policies.grads.on_host = gradient_device(zero) != OffloadDevice::kNone;
 
   policies.optimizer.whole = zero.stage == 0;
-  policies.optimizer.tier = states_tier;
+  policies.optimizer.tier = tier_of(zero.offload_optimizer.device);
+  policies.optimizer.offloaded = zero.offload_optimizer.ratio;
   policies.optimizer.pin_memory = zero.offload_optimizer.pin_memory;
+  policies.optimizer.chunk = round_up(std::min(zero.sub_group_size, kMaxSubGroupSize), kShardAlign);
+  policies.optimizer.nvme_path = zero.offload_optimizer.nvme_path;
+  policies.optimizer.disk = tiers::disk_options(config.aio);
+  policies.optimizer.ring = {zero.offload_optimizer.buffer_count, zero.offload_optimizer.pipeline_read,
+                             zero.offload_optimizer.pipeline_write};
   return policies;
 }
 

@@ -46,8 +46,7 @@ at::Tensor sum_in_rank_order(const at::Tensor& received, std::int64_t ranks) {
 
 void SquareSums::add(std::int64_t rank, const at::Tensor& shard) {
   if (shard.is_cpu()) {
-    sums_[static_cast<std::size_t>(rank)] +=
-        kernels::sum_squares(shard.const_data_ptr(), scalar_of(shard), shard.numel(), at::get_num_threads());
+    add(rank, kernels::sum_squares(shard.const_data_ptr(), scalar_of(shard), shard.numel(), at::get_num_threads()));
   } else {
     // linalg's norm accumulates in double here and is deterministic for a given length.
     on_device_.push_back({rank, at::linalg_vector_norm(shard, 2, {}, false, at::kDouble)});

@@ -26,6 +26,7 @@ class SquareSums {
  public:
   explicit SquareSums(std::int64_t ranks) : sums_(static_cast<std::size_t>(ranks), 0.0) {}
   void add(std::int64_t rank, const at::Tensor& shard);
+  void add(std::int64_t rank, double squares) { sums_[static_cast<std::size_t>(rank)] += squares; }
   std::vector<double> sums();
 
  private:

@@ -13,11 +13,13 @@ std::int64_t bytes_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-GradientStore::GradientStore(const Layout& layout, const GradPolicy& policy, int rank, std::shared_ptr<Ledger> ledger)
+GradientStore::GradientStore(const Layout& layout, const GradPolicy& policy, int rank, std::shared_ptr<Ledger> ledger,
+                             std::unique_ptr<HostSums> host)
     : layout_(layout),
       policy_(policy),
       rank_(rank),
       ledger_(std::move(ledger)),
+      host_(std::move(host)),
       units_(layout.units.size()),
       active_(layout.parameters.size(), false) {
   for (const Unit& unit : layout_.units) at(unit.id).has.assign(unit.slots.size(), false);
@@ -66,18 +68,40 @@ at::Tensor GradientStore::take(int unit) {
 }
 
 void GradientStore::set_sum(UnitGrads& unit, at::Tensor sum) {
-  unit.sum_bytes = ledger_->track(MemoryKind::kGrads, policy_.tier, bytes_of(sum));
+  unit.sum_bytes = ledger_->track(MemoryKind::kGrads, Tier::kDevice, bytes_of(sum));
   unit.sum = std::move(sum);
 }
 
 void GradientStore::land(int unit, at::Tensor sum) {
   UnitGrads& mine = at(unit);
-  if (policy_.tier == Tier::kHost) sum = sum.cpu();
-  if (mine.sum.defined()) {
+  if (on_host(unit)) {
+    host_->land(unit, sum, !mine.landed);
+  } else if (mine.landed) {
     accumulate(mine.sum, sum);
   } else {
     set_sum(mine, sum.scalar_type() == policy_.accumulate ? std::move(sum) : sum.to(policy_.accumulate));
   }
+  mine.landed = true;
+}
+
+at::Tensor GradientStore::landed(int unit) {
+  if (!has_landed(unit)) return {};
+  return on_host(unit) ? host_->landed(unit) : at(unit).sum;
+}
+
+at::Tensor GradientStore::landing(int unit) {
+  if (!has_landed(unit)) return {};
+  return on_host(unit) ? host_->memory(unit) : at(unit).sum;
+}
+
+void GradientStore::add_squares(int unit, SquareSums& squares) {
+  const int first_rank = policy_.keep_whole_sum ? 0 : rank_;
+  if (!has_landed(unit)) return;
+  if (on_host(unit)) return host_->add_squares(unit, squares, first_rank);
+  const at::Tensor& sum = at(unit).sum;
+  const std::int64_t shard = layout_.units[static_cast<std::size_t>(unit)].shard;
+  for (std::int64_t begin = 0; begin < sum.numel(); begin += shard)
+    squares.add(first_rank + begin / shard, sum.narrow(0, begin, shard));
 }
 
 Range GradientStore::landed_range(int unit) const {
@@ -91,18 +115,25 @@ void GradientStore::overwrite(int parameter, const at::Tensor& sum) {
   UnitGrads& mine = at(place.unit);
   if (mine.local.defined()) mine.local.narrow(0, slot.offset, slot.numel).zero_();
   const Range range = landed_range(place.unit);
-  if (!mine.sum.defined()) {
-    const c10::Device device = policy_.tier == Tier::kHost ? c10::Device(c10::kCPU) : sum.device();
-    set_sum(mine, at::zeros({range.size()}, at::TensorOptions(policy_.accumulate).device(device)));
+  if (!mine.landed) {
+    if (on_host(place.unit)) {
+      host_->landed(place.unit).zero_();
+    } else {
+      set_sum(mine, at::zeros({range.size()}, at::TensorOptions(policy_.accumulate).device(sum.device())));
+    }
+    mine.landed = true;
   }
   const Range part = intersect(range, {slot.offset, slot.offset + slot.numel});
   if (!part.empty())
-    mine.sum.narrow(0, part.begin - range.begin, part.size())
+    landed(place.unit)
+        .narrow(0, part.begin - range.begin, part.size())
         .copy_(sum.reshape({-1}).narrow(0, part.begin - slot.offset, part.size()));
+  if (on_host(place.unit)) host_->written(place.unit);
   active_[static_cast<std::size_t>(parameter)] = true;
 }
 
 void GradientStore::release(int unit) {
+  at(unit).landed = false;
   at(unit).sum.reset();
   at(unit).sum_bytes = {};
 }

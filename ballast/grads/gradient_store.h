@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ballast/base/ledger.h"
+#include "ballast/grads/host_sums.h"
 #include "ballast/grads/policy.h"
 #include "ballast/layout/layout.h"
 
@@ -17,7 +18,9 @@ namespace ballast {
 /// the hook, and a reduction in flight.) Every contribution is in exactly one of them.
 class GradientStore {
  public:
-  GradientStore(const Layout& layout, const GradPolicy& policy, int rank, std::shared_ptr<Ledger> ledger);
+  /// host: keeps the sums of some units, or null.
+  GradientStore(const Layout& layout, const GradPolicy& policy, int rank, std::shared_ptr<Ledger> ledger,
+                std::unique_ptr<HostSums> host = nullptr);
 
   /// Adds one parameter's gradient (shape and dtype of the parameter) to its unit's contributions.
   void contribute(int parameter, const at::Tensor& gradient);
@@ -35,10 +38,17 @@ class GradientStore {
   /// A look at the same without moving.
   const at::Tensor& local(int unit) const { return at(unit).local; }
 
-  /// Adds a sum over ranks (fp32) to what landed before: [padded] with keep_whole_sum, else [shard].
+  /// Adds a sum over ranks (fp32, or the dtype of the only rank's contributions) to what landed before: [padded] with
+  /// keep_whole_sum, else [shard].
   void land(int unit, at::Tensor sum);
-  /// Undefined where nothing has landed in this window.
-  const at::Tensor& landed(int unit) const { return at(unit).sum; }
+  bool has_landed(int unit) const { return at(unit).landed; }
+  /// The sum, on its tier, complete. Undefined where nothing has landed in this window.
+  at::Tensor landed(int unit);
+  /// The sum as jobs of the host lane will find it, without waiting for what is under way; else as landed().
+  at::Tensor landing(int unit);
+  bool on_host(int unit) const { return host_ && host_->keeps(unit); }
+  /// Adds the squares of landed(unit) to the ranks whose shards it holds.
+  void add_squares(int unit, SquareSums& squares);
   /// Which elements of the unit landed(unit) holds.
   Range landed_range(int unit) const;
 
@@ -57,6 +67,7 @@ class GradientStore {
     std::vector<bool> has;  // by slot: a contribution is in local
     int contributed = 0;
     bool mixed = false;
+    bool landed = false;  // in this window
     Ledger::Entry local_bytes, sum_bytes;
   };
   const UnitGrads& at(int unit) const { return units_[static_cast<std::size_t>(unit)]; }
@@ -67,6 +78,7 @@ class GradientStore {
   GradPolicy policy_;
   int rank_;
   std::shared_ptr<Ledger> ledger_;
+  std::unique_ptr<HostSums> host_;
   std::vector<UnitGrads> units_;
   std::vector<bool> active_;
 };

@@ -80,7 +80,7 @@ c10::ScalarType Reducer::travel_dtype(int unit, bool mixed) const {
 void Reducer::start(int unit, c10::ScalarType dtype, at::Tensor contributions) {
   const Unit& u = layout_.units[static_cast<std::size_t>(unit)];
   if (reduce_->size() == 1) {
-    store_.land(unit, contributions.to(at::kFloat));
+    store_.land(unit, std::move(contributions));
     return;
   }
   while (!in_flight_.empty() && in_flight_elements_ + u.padded > policy_.max_in_flight) land_oldest();
@@ -228,7 +228,7 @@ void Reducer::come_level(const Announcement& mine) {
 at::Tensor Reducer::peek(int unit) {
   const Unit& u = layout_.units[static_cast<std::size_t>(unit)];
   at::Tensor sum;
-  if (store_.landed(unit).defined()) sum = store_.landed(unit).to(device_, at::kFloat, false, true);
+  if (store_.has_landed(unit)) sum = store_.landed(unit).to(device_, at::kFloat, false, true);
   // Held contributions travel in fp32 here: what is read needs no bit-equality with what will travel later.
   double held = 0;
   for (const auto& values : rounds_.exchange({store_.holds(unit) ? 1.0 : 0.0})) held += values.front();

@@ -11,7 +11,7 @@ namespace ballast::kernels {
 
 /// Every range is cut at multiples of this many elements, counted from its start, whatever the thread count: what a
 /// pass computes for a chunk can't depend on who else runs.
-inline constexpr std::int64_t kChunk = 65536;
+inline constexpr std::int64_t kChunk = kSquaresChunk;
 
 constexpr std::int64_t element_bytes(Scalar type) { return type == Scalar::kFloat32 ? 4 : 2; }
 

@@ -25,6 +25,15 @@ void sum_ranks(float* out, const void* in, Scalar in_type, int ranks, std::int64
 /// Relative error about 2e-15. An infinite or NaN element makes the result non-finite; finite elements never do.
 double sum_squares(const void* x, Scalar type, std::int64_t n, int threads) noexcept;
 
+/// Elements that squares are added up over before anything else: sum_squares(x) is the sum, in order, of sum_squares of
+/// x's slices of this length.
+inline constexpr std::int64_t kSquaresChunk = 65536;
+
+/// accumulate (or, with `first`, acc[i] = x[i], rounded), and squares[c] = sum_squares of slice c of the new acc, for
+/// each of its ceil(n / kSquaresChunk) slices.
+void land(void* acc, Scalar acc_type, const void* x, Scalar x_type, bool first, std::int64_t n, double* squares,
+          int threads) noexcept;
+
 /// to[i] = round-to-nearest-even(from[i]); NaN stays NaN.
 void convert(void* to, Scalar to_type, const void* from, Scalar from_type, std::int64_t n, int threads) noexcept;
 

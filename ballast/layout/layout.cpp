@@ -10,6 +10,12 @@
 
 namespace ballast {
 
+std::optional<std::size_t> Unit::slot_at(std::int64_t element) const {
+  for (std::size_t i = 0; i < slots.size(); ++i)
+    if (slots[i].offset <= element && element < slots[i].offset + slots[i].numel) return i;
+  return std::nullopt;
+}
+
 Range intersect(Range a, Range b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
 
 const Slot& Layout::slot_of(int parameter) const {

@@ -3,6 +3,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,8 @@ struct Unit {
   std::int64_t padded = 0;  // world * shard
   std::int64_t shard = 0;   // equal on all ranks, a multiple of kShardAlign
   Range shard_of(int rank) const { return {rank * shard, (rank + 1) * shard}; }
+  /// Index of the slot that holds this element of the flat buffer; nothing for padding.
+  std::optional<std::size_t> slot_at(std::int64_t element) const;
 };
 
 /// Every slot starts at a multiple of this many elements, so that a view of half-precision elements starts on a cache

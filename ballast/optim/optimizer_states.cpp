@@ -16,6 +16,21 @@ bool uses_momentum(const OptimizerConfig& config) {
 
 }  // namespace
 
+std::vector<Tier> place_states(const Layout& layout, const OptimizerPolicy& policy) {
+  std::vector<Tier> tier(layout.units.size(), Tier::kDevice);
+  if (policy.tier == Tier::kDevice) return tier;
+  double total = 0, placed = 0;
+  for (const Unit& unit : layout.units)
+    if (unit.trainable) total += static_cast<double>(unit.numel);
+  for (const Unit& unit : layout.units) {
+    if (!unit.trainable) continue;
+    const bool stays = placed + static_cast<double>(unit.numel) <= (1 - policy.offloaded) * total;
+    if (!stays) tier[static_cast<std::size_t>(unit.id)] = policy.tier;
+    placed += static_cast<double>(unit.numel);
+  }
+  return tier;
+}
+
 int OptimizerStates::moments(const OptimizerConfig& config) {
   switch (config.type) {
     case OptimizerType::kAdam:
@@ -30,42 +45,96 @@ int OptimizerStates::moments(const OptimizerConfig& config) {
 }
 
 OptimizerStates::OptimizerStates(const Layout& layout, const OptimizerConfig& config, const OptimizerPolicy& policy,
-                                 int rank, c10::Device device, std::shared_ptr<Ledger> ledger)
+                                 std::vector<Tier> tier, int rank, c10::Device device, tiers::HostLane* lane,
+                                 std::shared_ptr<Ledger> ledger)
     : layout_(layout),
       config_(config),
       policy_(policy),
       rank_(rank),
       device_(device),
-      states_device_(policy.tier == Tier::kDevice ? device : c10::Device(c10::kCPU)),
+      lane_(lane),
       ledger_(std::move(ledger)),
       units_(layout.units.size()),
       steps_(layout.parameters.size(), 0),
-      fresh_(layout.parameters.size(), true) {}
+      fresh_(layout.parameters.size(), true) {
+  for (const Unit& unit : layout.units) {
+    at(unit.id).tier = tier[static_cast<std::size_t>(unit.id)];
+    at(unit.id).master_is_bound = unit.compute_dtype == at::kFloat && on_device(unit.id);
+  }
+  if (lane_ != nullptr) plan_chunks();
+}
+
+void OptimizerStates::plan_chunks() {
+  std::vector<std::int64_t> sizes;
+  std::int64_t longest_copy = 0;  // bytes
+  for (const Unit& unit : layout_.units) {
+    UnitStates& mine = at(unit.id);
+    if (!unit.trainable || mine.tier == Tier::kDevice) continue;
+    mine.first_chunk = static_cast<int>(chunk_ranges_.size());
+    const std::int64_t kept = kept_range(unit.id).size();
+    for (std::int64_t begin = 0; begin < kept; begin += policy_.chunk) {
+      chunk_ranges_.push_back({begin, std::min(begin + policy_.chunk, kept)});
+      longest_copy = std::max(
+          longest_copy, chunk_ranges_.back().size() * static_cast<std::int64_t>(c10::elementSize(unit.compute_dtype)));
+      sizes.push_back((1 + moments(config_)) * chunk_ranges_.back().size());
+      ++mine.chunks;
+    }
+  }
+  // On the lane, as all later use: a disk queue belongs to the thread that drives it.
+  lane_->run([&] {
+    if (policy_.tier == Tier::kNvme) {
+      folder_.emplace(policy_.nvme_path, rank_);
+      chunks_ = make_disk_chunks(sizes, folder_->path() / "optimizer.swap", policy_.disk, policy_.ring, rank_, ledger_);
+    } else {
+      chunks_ = make_host_chunks(sizes, ledger_);
+    }
+  });
+  uploads_.emplace(longest_copy, policy_.pin_memory, device_, ledger_);
+}
 
 Range OptimizerStates::kept_range(int unit) const {
   const Unit& u = layout_.units[static_cast<std::size_t>(unit)];
   return policy_.whole ? Range{0, u.padded} : u.shard_of(rank_);
 }
 
-void OptimizerStates::set_initial(const Unit& unit, const at::Tensor& original) {
-  UnitStates& mine = units_[static_cast<std::size_t>(unit.id)];
-  const Range range = kept_range(unit.id);
-  mine.master_is_bound = unit.compute_dtype == at::kFloat && policy_.tier == Tier::kDevice;
-  const bool pin = policy_.pin_memory && !device_.is_cpu() && states_device_.is_cpu();
-  const at::TensorOptions options = at::TensorOptions(at::kFloat).device(states_device_).pinned_memory(pin);
-  if (!mine.master_is_bound) {
-    mine.master = at::empty({range.size()}, options);
-    mine.master.copy_(original.narrow(0, range.begin, range.size()));
+void OptimizerStates::for_chunks(int unit, bool changed, const std::function<void(float*, std::int64_t, Range)>& body) {
+  const UnitStates& mine = at(unit);
+  const int all = static_cast<int>(chunk_ranges_.size());
+  for (int c = mine.first_chunk; c < mine.first_chunk + mine.chunks; ++c) {
+    const Range range = chunk_ranges_[static_cast<std::size_t>(c)];
+    float* floats = chunks_->open(c);
+    // The ring's other buffers, but one for the chunk that is being written. After the last chunk come the first: the
+    // next step begins with them.
+    for (int ahead = 1; ahead <= policy_.ring.buffers - 2 && ahead < all; ++ahead) chunks_->expect((c + ahead) % all);
+    body(floats, range.size(), range);
+    chunks_->close(c, changed);
   }
+}
+
+void OptimizerStates::set_initial(const Unit& unit, const at::Tensor& original) {
+  UnitStates& mine = at(unit.id);
+  const Range kept = kept_range(unit.id);
+  const at::Tensor values = original.narrow(0, kept.begin, kept.size());
+  if (mine.tier != Tier::kDevice) {
+    const at::Tensor on_host = values.to(at::kCPU, at::kFloat).contiguous();
+    lane_->run([&] {
+      for_chunks(unit.id, true, [&](float* master, std::int64_t n, Range range) {
+        std::copy_n(on_host.const_data_ptr<float>() + range.begin, n, master);
+      });
+    });
+    return;
+  }
+  const at::TensorOptions options = at::TensorOptions(at::kFloat).device(device_);
+  if (!mine.master_is_bound) mine.master = values.to(options, false, /*copy=*/true);
   const int moments = OptimizerStates::moments(config_);
-  if (moments > 0) mine.first = at::zeros({range.size()}, options);
-  if (moments > 1) mine.second = at::zeros({range.size()}, options);
-  mine.bytes = ledger_->track(MemoryKind::kOptimizer, policy_.tier,
-                              (moments + (mine.master_is_bound ? 0 : 1)) * range.size() * 4);
+  if (moments > 0) mine.first = at::zeros({kept.size()}, options);
+  if (moments > 1) mine.second = at::zeros({kept.size()}, options);
+  mine.bytes = ledger_->track(MemoryKind::kOptimizer, Tier::kDevice,
+                              (moments + (mine.master_is_bound ? 0 : 1)) * kept.size() * 4);
 }
 
 void OptimizerStates::bind(int unit, const at::Tensor& owned) {
-  UnitStates& mine = units_[static_cast<std::size_t>(unit)];
+  UnitStates& mine = at(unit);
   mine.bound = owned;
   if (mine.master_is_bound) mine.master = owned;
 }
@@ -76,9 +145,10 @@ const OptimizerHyper& OptimizerStates::hyper(int group) const {
 
 // Neighbouring parameters with equal values share a segment, the padding between them included: its gradient and
 // moments are zero, and no rule makes anything but zero of that.
-std::vector<OptimizerStates::Segment> OptimizerStates::segments(int unit, const UpdateStep& step) {
+OptimizerStates::Update OptimizerStates::prepare(int unit, at::Tensor sum, const UpdateStep& step) {
+  Update update{unit, std::move(sum), {}, step.lr, step.grad_factor};
+  std::vector<Segment>& segments = update.segments;
   const Range kept = kept_range(unit);
-  std::vector<Segment> result;
   for (const Slot& slot : layout_.units[static_cast<std::size_t>(unit)].slots) {
     const auto p = static_cast<std::size_t>(slot.parameter);
     if (!step.active[p]) continue;
@@ -89,26 +159,15 @@ std::vector<OptimizerStates::Segment> OptimizerStates::segments(int unit, const 
     if (part.empty()) continue;
     const Range local{part.begin - kept.begin, part.end - kept.begin};
     const int group = layout_.parameters[p].group;
-    const bool follows = !result.empty() && result.back().group == group && result.back().step == count &&
-                         result.back().fresh == fresh && local.begin - result.back().range.end < kSlotAlign;
+    const bool follows = !segments.empty() && segments.back().group == group && segments.back().step == count &&
+                         segments.back().fresh == fresh && local.begin - segments.back().range.end < kSlotAlign;
     if (follows) {
-      result.back().range.end = local.end;
+      segments.back().range.end = local.end;
     } else {
-      result.push_back({local, group, count, fresh});
+      segments.push_back({local, group, count, fresh});
     }
   }
-  return result;
-}
-
-void OptimizerStates::update(int unit, const at::Tensor& sum, const UpdateStep& step) {
-  UnitStates& mine = units_[static_cast<std::size_t>(unit)];
-  for (const Segment& segment : segments(unit, step)) {
-    if (states_device_.is_cpu()) {
-      update_on_host(mine, sum, segment, step);
-    } else {
-      update_on_device(mine, sum, segment, step);
-    }
-  }
+  return update;
 }
 
 std::vector<std::string> OptimizerStates::keys() const {
@@ -122,21 +181,49 @@ std::vector<std::string> OptimizerStates::keys() const {
   }
 }
 
-const at::Tensor& OptimizerStates::state(int unit, const std::string& key) const {
-  const UnitStates& mine = units_[static_cast<std::size_t>(unit)];
-  if (key.empty()) return mine.master;
+int OptimizerStates::array_of(const std::string& key) const {
+  if (key.empty()) return 0;
   const std::vector<std::string> known = keys();
-  if (!known.empty() && key == known[0]) return mine.first;
-  if (known.size() > 1 && key == known[1]) return mine.second;
+  const auto found = std::find(known.begin(), known.end(), key);
+  if (found != known.end()) return 1 + static_cast<int>(found - known.begin());
   std::string list = kStepKey;
   for (const std::string& name : known) list += ", " + name;
   throw UseError("optim.state", "this optimizer has no state of that name (", key, "; it has: ", list, ")");
 }
 
-void OptimizerStates::refresh_bound(int unit, Range elements) {
-  UnitStates& mine = units_[static_cast<std::size_t>(unit)];
-  if (mine.master_is_bound || elements.empty()) return;
-  mine.bound.narrow(0, elements.begin, elements.size()).copy_(mine.master.narrow(0, elements.begin, elements.size()));
+at::Tensor OptimizerStates::read(int unit, const std::string& key) {
+  const int array = array_of(key);
+  UnitStates& mine = at(unit);
+  if (mine.tier == Tier::kDevice) return array == 0 ? mine.master : array == 1 ? mine.first : mine.second;
+  const at::Tensor values = at::empty({kept_range(unit).size()}, at::kFloat);
+  lane_->run([&] {
+    for_chunks(unit, false, [&](const float* floats, std::int64_t n, Range range) {
+      std::copy_n(floats + array * n, n, values.mutable_data_ptr<float>() + range.begin);
+    });
+  });
+  return values;
+}
+
+void OptimizerStates::write(int unit, const std::string& key, Range elements, const at::Tensor& values) {
+  const int array = array_of(key);
+  UnitStates& mine = at(unit);
+  if (elements.empty()) return;
+  const at::Tensor fp32 = values.to(at::kFloat);
+  if (mine.tier == Tier::kDevice) {
+    const at::Tensor& state = array == 0 ? mine.master : array == 1 ? mine.first : mine.second;
+    state.narrow(0, elements.begin, elements.size()).copy_(fp32);
+  } else {
+    const at::Tensor on_host = fp32.cpu().contiguous();
+    lane_->run([&] {
+      for_chunks(unit, true, [&](float* floats, std::int64_t n, Range range) {
+        const Range part = intersect(elements, range);
+        if (!part.empty())
+          std::copy_n(on_host.const_data_ptr<float>() + (part.begin - elements.begin), part.size(),
+                      floats + array * n + (part.begin - range.begin));
+      });
+    });
+  }
+  if (array == 0 && !mine.master_is_bound) mine.bound.narrow(0, elements.begin, elements.size()).copy_(fp32);
 }
 
 }  // namespace ballast

@@ -3,13 +3,20 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <filesystem>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "ballast/base/ledger.h"
 #include "ballast/config/config.h"
 #include "ballast/layout/layout.h"
+#include "ballast/optim/state_chunks.h"
+#include "ballast/optim/upload_ring.h"
+#include "ballast/tiers/host_lane.h"
+#include "ballast/tiers/run_folder.h"
 
 namespace ballast {
 
@@ -17,8 +24,17 @@ namespace ballast {
 struct OptimizerPolicy {
   bool whole = false;  // stage 0: every rank keeps all of a unit's states, else its shard of them
   Tier tier = Tier::kDevice;
-  bool pin_memory = false;  // host tier next to a device
+  double offloaded = 1;                        // the share of the states that lies on `tier`, the rest on the device
+  bool pin_memory = false;                     // buffers that are copied to a device
+  std::int64_t chunk = std::int64_t{4} << 20;  // elements of a chunk off the device at most; a multiple of kShardAlign
+  std::filesystem::path nvme_path;             // folder of the swap file, of Tier::kNvme
+  tiers::DiskOptions disk;
+  ChunkRing ring;
 };
+
+/// Where each unit's optimizer states lie, and with them its update: the device for the units that the next forward
+/// needs first, up to the share that stays there, `policy.tier` for the rest, whose updates then run under the forward.
+std::vector<Tier> place_states(const Layout& layout, const OptimizerPolicy& policy);
 
 /// One update's common values.
 struct UpdateStep {
@@ -29,13 +45,18 @@ struct UpdateStep {
 
 /// fp32 master weights and moments of this rank's part of every trainable unit, and the update. One path for all stages
 /// and placements: what differs is which elements are kept and where they lie.
+///
+/// Threads: the caller's prepares updates and runs those of units on the device; the host lane runs the others, and all
+/// that touches their states happens there.
 class OptimizerStates {
  public:
   /// Callers' name of a parameter's update count, which stands next to keys().
   static constexpr const char* kStepKey = "step";
 
-  OptimizerStates(const Layout& layout, const OptimizerConfig& config, const OptimizerPolicy& policy, int rank,
-                  c10::Device device, std::shared_ptr<Ledger> ledger);
+  /// tier: by unit, of place_states. lane: null where all lie on the device.
+  OptimizerStates(const Layout& layout, const OptimizerConfig& config, const OptimizerPolicy& policy,
+                  std::vector<Tier> tier, int rank, c10::Device device, tiers::HostLane* lane,
+                  std::shared_ptr<Ledger> ledger);
 
   /// Takes the unit's initial values ([padded], any dtype), before they are rounded to the compute dtype.
   void set_initial(const Unit& unit, const at::Tensor& original);
@@ -44,22 +65,45 @@ class OptimizerStates {
   void bind(int unit, const at::Tensor& owned);
 
   /// The masters are apart from the bound parameters: a write to these alone would be lost.
-  bool masters_apart(int unit) const { return !units_[static_cast<std::size_t>(unit)].master_is_bound; }
+  bool masters_apart(int unit) const { return !at(unit).master_is_bound; }
+  bool on_device(int unit) const { return at(unit).tier == Tier::kDevice; }
 
-  /// Updates masters, moments and the bound parameters. sum: [kept_range] on the states' tier, not needed afterwards.
-  /// Counts a step for each active parameter.
-  void update(int unit, const at::Tensor& sum, const UpdateStep& step);
+  /// A run of elements (of the kept range) that one call updates: same group, same step count, buffers alike.
+  struct Segment {
+    Range range;
+    int group;
+    std::int64_t step;
+    bool fresh;
+  };
+  /// One unit's update: a value, so that it may run later than the step() that decided on it.
+  struct Update {
+    int unit;
+    at::Tensor sum;  // [kept_range], on the device, or on the host where the states are off the device
+    std::vector<Segment> segments;
+    std::vector<double> lr;
+    double grad_factor;
+  };
+  /// Counts a step for each active parameter. sum: not needed after run().
+  Update prepare(int unit, at::Tensor sum, const UpdateStep& step);
+  /// Updates masters, moments and the bound parameters. Off the device: on the host lane's thread.
+  void run(const Update& update);
+  /// Ends what the host lane's thread drives, on that thread.
+  void close() { chunks_.reset(); }
 
   /// Which elements of the unit this rank keeps.
   Range kept_range(int unit) const;
   /// Names of the states besides the master weights: "exp_avg", "exp_avg_sq", "momentum_buffer".
   std::vector<std::string> keys() const;
-  /// fp32 [kept_range]; key "" or one of keys(). UseError for another key.
-  const at::Tensor& state(int unit, const std::string& key) const;
-  /// The masters of these elements were written through state(): rounds them into the bound parameters.
-  void refresh_bound(int unit, Range elements);
-  /// The parameter's moments were written through state(): SGD's next update builds on its buffer instead of starting
-  /// it with the gradient, as torch.optim does where a buffer is there.
+  /// UseError unless the key is "" or one of keys().
+  void check_key(const std::string& key) const { (void)array_of(key); }
+  /// fp32 [kept_range], on the device or the host; key "" (master weights) or one of keys(). UseError for another key.
+  /// Waits for updates under way. Off the device it is a copy.
+  at::Tensor read(int unit, const std::string& key);
+  /// Replaces elements of the kept range: values fp32 [elements.size()]. Master weights are rounded into the bound
+  /// parameters too.
+  void write(int unit, const std::string& key, Range elements, const at::Tensor& values);
+  /// The parameter's moments were written: SGD's next update builds on its buffer instead of starting it with the
+  /// gradient, as torch.optim does where a buffer is there.
   void moments_written(int parameter) { fresh_[static_cast<std::size_t>(parameter)] = false; }
 
   /// Updates of the parameter so far; equal on all ranks. Adam's bias corrections follow from it.
@@ -72,31 +116,47 @@ class OptimizerStates {
 
  private:
   struct UnitStates {
-    at::Tensor master, first, second, bound;
+    Tier tier = Tier::kDevice;
+    at::Tensor bound;
     bool master_is_bound = false;
+    at::Tensor master, first, second;  // on the device
+    int first_chunk = 0, chunks = 0;   // off it
     Ledger::Entry bytes;
   };
-  /// A run of elements (of the kept range) that one call updates: same group, same step count, buffers alike.
-  struct Segment {
-    Range range;
-    int group;
-    std::int64_t step;
-    bool fresh;
+  /// What one pass on the host works on: n elements.
+  struct Pass {
+    float *master, *first, *second;
+    at::Tensor grad, out;  // out: undefined where the masters are the parameters
+    std::int64_t n;
   };
-  std::vector<Segment> segments(int unit, const UpdateStep& step);
+
+  UnitStates& at(int unit) { return units_[static_cast<std::size_t>(unit)]; }
+  const UnitStates& at(int unit) const { return units_[static_cast<std::size_t>(unit)]; }
+  /// Which of a chunk's arrays the key names: 0 masters, 1 and 2 the moments. UseError for another key.
+  int array_of(const std::string& key) const;
+  void plan_chunks();
+  /// body(floats of the chunk's array 0, its stride to the next array, the chunk's range) for each of the unit's
+  /// chunks, on the host lane's thread.
+  void for_chunks(int unit, bool changed, const std::function<void(float*, std::int64_t, Range)>& body);
   const OptimizerHyper& hyper(int group) const;
-  void update_on_host(UnitStates& unit, const at::Tensor& sum, const Segment& segment, const UpdateStep& step);
-  void update_on_device(UnitStates& unit, const at::Tensor& sum, const Segment& segment, const UpdateStep& step);
+  void run_on_host(const Update& update, const Segment& segment, const Pass& pass);
+  void run_on_device(const Update& update, const Segment& segment);
+  void run_chunk(const Update& update, Range range, float* master);
 
   const Layout& layout_;
   OptimizerConfig config_;
   OptimizerPolicy policy_;
   int rank_;
-  c10::Device device_, states_device_;
+  c10::Device device_;
+  tiers::HostLane* lane_;
   std::shared_ptr<Ledger> ledger_;
   std::vector<UnitStates> units_;
-  std::vector<std::int64_t> steps_;  // by parameter: updates so far
-  std::vector<bool> fresh_;          // by parameter: nothing has been put into its moments yet
+  std::vector<std::int64_t> steps_;         // by parameter: updates so far
+  std::vector<bool> fresh_;                 // by parameter: nothing has been put into its moments yet
+  std::vector<Range> chunk_ranges_;         // by chunk: elements of its unit's kept range
+  std::optional<tiers::RunFolder> folder_;  // of the swap file
+  std::unique_ptr<StateChunks> chunks_;
+  std::optional<UploadRing> uploads_;
 };
 
 }  // namespace ballast

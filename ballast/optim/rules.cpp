@@ -9,69 +9,92 @@
 namespace ballast {
 namespace {
 
-float* data_or_null(const at::Tensor& tensor, std::int64_t offset) {
-  return tensor.defined() ? tensor.mutable_data_ptr<float>() + offset : nullptr;
-}
-
 at::Tensor part_of(const at::Tensor& tensor, Range range) {
   return tensor.defined() ? tensor.narrow(0, range.begin, range.size()) : tensor;
 }
 
+float* data_or_null(const at::Tensor& tensor) { return tensor.defined() ? tensor.mutable_data_ptr<float>() : nullptr; }
+
 }  // namespace
 
-void OptimizerStates::update_on_host(UnitStates& unit, const at::Tensor& sum, const Segment& segment,
-                                     const UpdateStep& step) {
-  const Range range = segment.range;
-  const at::Tensor grad = part_of(sum, range);
-  // The kernel writes the rounded copy where the parameters are, or next to it where they are across a bus.
-  at::Tensor out;
-  if (!unit.master_is_bound) {
-    out = part_of(unit.bound, range);
-    if (!out.is_cpu())
-      out = at::empty({range.size()}, out.options().device(at::kCPU).pinned_memory(policy_.pin_memory));
+void OptimizerStates::run(const Update& update) {
+  UnitStates& mine = at(update.unit);
+  if (mine.tier != Tier::kDevice) {
+    for_chunks(update.unit, true, [&](float* master, std::int64_t, Range range) { run_chunk(update, range, master); });
+    return;
   }
+  for (const Segment& segment : update.segments) {
+    if (!device_.is_cpu()) {
+      run_on_device(update, segment);
+      continue;
+    }
+    const at::Tensor master = part_of(mine.master, segment.range), first = part_of(mine.first, segment.range),
+                     second = part_of(mine.second, segment.range);
+    run_on_host(update, segment,
+                {data_or_null(master), data_or_null(first), data_or_null(second), part_of(update.sum, segment.range),
+                 mine.master_is_bound ? at::Tensor() : part_of(mine.bound, segment.range), segment.range.size()});
+  }
+}
+
+// The kernels write the rounded copy where the parameters are, or next to it where they are across a bus.
+void OptimizerStates::run_chunk(const Update& update, Range range, float* master) {
+  const int moments = OptimizerStates::moments(config_);
+  for (const Segment& segment : update.segments) {
+    const Range part = intersect(segment.range, range);
+    if (part.empty()) continue;
+    float* weights = master + (part.begin - range.begin);
+    const at::Tensor to = part_of(at(update.unit).bound, part);
+    const at::Tensor staged = uploads_->stage(to);
+    run_on_host(
+        update, segment,
+        {weights, moments > 0 ? weights + range.size() : nullptr, moments > 1 ? weights + 2 * range.size() : nullptr,
+         part_of(update.sum, part).cpu(), staged, part.size()});
+    uploads_->send(staged, to);
+  }
+}
+
+void OptimizerStates::run_on_host(const Update& update, const Segment& segment, const Pass& pass) {
   kernels::UpdateView view{};
-  view.master = data_or_null(unit.master, range.begin);
-  view.first = data_or_null(unit.first, range.begin);
-  view.second = data_or_null(unit.second, range.begin);
-  view.grad = grad.const_data_ptr();
-  view.grad_type = scalar_of(grad);
-  view.out = out.defined() ? out.mutable_data_ptr() : nullptr;
-  view.out_type = out.defined() ? scalar_of(out) : kernels::Scalar::kFloat32;
-  view.n = range.size();
+  view.master = pass.master;
+  view.first = pass.first;
+  view.second = pass.second;
+  view.grad = pass.grad.const_data_ptr();
+  view.grad_type = scalar_of(pass.grad);
+  view.out = pass.out.defined() ? pass.out.mutable_data_ptr() : nullptr;
+  view.out_type = pass.out.defined() ? scalar_of(pass.out) : kernels::Scalar::kFloat32;
+  view.n = pass.n;
 
   const OptimizerHyper& h = hyper(segment.group);
-  const double lr = step.lr[static_cast<std::size_t>(segment.group)];
-  const int threads = at::get_num_threads();
+  const double lr = update.lr[static_cast<std::size_t>(segment.group)];
+  const int threads = lane_ != nullptr ? lane_->threads() : at::get_num_threads();
   switch (config_.type) {
     case OptimizerType::kAdam:
     case OptimizerType::kAdamW:
       kernels::adam_update({lr, h.beta1, h.beta2, h.eps, h.weight_decay, config_.type == OptimizerType::kAdamW,
-                            segment.step, step.grad_factor},
+                            segment.step, update.grad_factor},
                            view, threads);
       break;
     case OptimizerType::kSgd:
       if (h.momentum == 0) view.first = nullptr;
-      kernels::sgd_update({lr, h.momentum, h.dampening, h.weight_decay, h.nesterov, segment.fresh, step.grad_factor},
+      kernels::sgd_update({lr, h.momentum, h.dampening, h.weight_decay, h.nesterov, segment.fresh, update.grad_factor},
                           view, threads);
       break;
     case OptimizerType::kLion:
-      kernels::lion_update({lr, h.beta1, h.beta2, h.weight_decay, step.grad_factor}, view, threads);
+      kernels::lion_update({lr, h.beta1, h.beta2, h.weight_decay, update.grad_factor}, view, threads);
       break;
   }
-  if (out.defined() && !unit.bound.is_cpu()) part_of(unit.bound, range).copy_(out);
 }
 
-void OptimizerStates::update_on_device(UnitStates& unit, const at::Tensor& sum, const Segment& segment,
-                                       const UpdateStep& step) {
+void OptimizerStates::run_on_device(const Update& update, const Segment& segment) {
+  UnitStates& unit = at(update.unit);
   const at::Tensor master = part_of(unit.master, segment.range);
   const at::Tensor first = part_of(unit.first, segment.range);
   const at::Tensor second = part_of(unit.second, segment.range);
-  at::Tensor grad = part_of(sum, segment.range).to(at::kFloat);
-  if (step.grad_factor != 1) grad.mul_(step.grad_factor);
+  at::Tensor grad = part_of(update.sum, segment.range).to(at::kFloat);
+  if (update.grad_factor != 1) grad.mul_(update.grad_factor);  // the sum is not needed afterwards
 
   const OptimizerHyper& h = hyper(segment.group);
-  const double lr = step.lr[static_cast<std::size_t>(segment.group)];
+  const double lr = update.lr[static_cast<std::size_t>(segment.group)];
   switch (config_.type) {
     case OptimizerType::kAdam:
     case OptimizerType::kAdamW: {
@@ -86,16 +109,17 @@ void OptimizerStates::update_on_device(UnitStates& unit, const at::Tensor& sum, 
       break;
     }
     case OptimizerType::kSgd: {
-      if (h.weight_decay != 0) grad.add_(master, h.weight_decay);
+      // Every product is rounded before it is added, as on the host: a fused add_(x, alpha) would have other bits.
+      if (h.weight_decay != 0) grad = master * h.weight_decay + grad;
       if (h.momentum != 0) {
         if (segment.fresh) {
           first.copy_(grad);
         } else {
-          first.mul_(h.momentum).add_(grad, 1 - h.dampening);
+          first.mul_(h.momentum).add_(h.dampening == 0 ? grad : grad * (1 - h.dampening));
         }
-        grad = h.nesterov ? grad.add_(first, h.momentum) : first;
+        grad = h.nesterov ? grad + first * h.momentum : first;
       }
-      master.add_(grad, -lr);
+      master.sub_(grad * lr);
       break;
     }
     case OptimizerType::kLion: {

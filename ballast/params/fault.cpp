@@ -157,9 +157,15 @@ at::CallbackHandle observer_handle = 0;
 
 }  // namespace
 
-FaultStorage::FaultStorage(FaultHandler* handler, int unit, at::Tensor flat, const std::string& why_unmapped)
+FaultStorage::FaultStorage(FaultHandler* handler, int unit, at::Tensor flat, const std::string& why_unmapped,
+                           bool mapped)
     : handler_(handler), unit_(unit), flat_(std::move(flat)), why_unmapped_(why_unmapped) {
-  unmap();
+  if (mapped) {
+    c10::StorageImpl& storage = *flat_.storage().unsafeGetStorageImpl();
+    install(storage.set_data_ptr(c10::DataPtr(nullptr, flat_.device())));
+  } else {
+    unmap();
+  }
 }
 
 void FaultStorage::install(c10::DataPtr memory) noexcept {
@@ -189,6 +195,21 @@ void FaultStorage::unmap() noexcept {
   // Where it can be taken back, arm at once: a raw read outside an operator then says what to do, not "segmentation
   // fault".
   if constexpr (kCanDisarm<c10::StorageImpl>) arm(why_unmapped_);
+}
+
+void FaultStorage::set_aside() noexcept {
+  FaultContext* context = context_of(flat_.storage().unsafeGetStorageImpl());
+  if (context == nullptr || is_aside_) return;
+  is_aside_ = true;
+  aside_ = std::move(context->memory);
+  unmap();
+}
+
+void FaultStorage::put_back() noexcept {
+  if (!is_aside_) return;
+  is_aside_ = false;
+  disarm(*flat_.storage().unsafeGetStorageImpl());
+  install(std::move(aside_));
 }
 
 bool FaultStorage::mapped() const noexcept {

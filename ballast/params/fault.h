@@ -30,8 +30,8 @@ class FaultHandler {
 class FaultStorage {
  public:
   FaultStorage() = default;
-  /// flat: 1-D, owns its storage alone. Takes its memory out: unmapped afterwards.
-  FaultStorage(FaultHandler* handler, int unit, at::Tensor flat, const std::string& why_unmapped);
+  /// flat: 1-D, owns its storage alone. mapped: keeps its memory, else it is unmapped afterwards.
+  FaultStorage(FaultHandler* handler, int unit, at::Tensor flat, const std::string& why_unmapped, bool mapped = false);
 
   /// Allocates memory on the current stream; contents undefined. MemoryError with the bytes wanted.
   void map();
@@ -39,6 +39,9 @@ class FaultStorage {
   /// used_on_current_stream.
   void unmap() noexcept;
   bool mapped() const noexcept;
+  /// Hides the memory without freeing it, until put_back(): to everybody the storage is unmapped.
+  void set_aside() noexcept;
+  void put_back() noexcept;
   /// Makes any access to the (unmapped) data throw `why` instead of reading null.
   void arm(const std::string& why) noexcept;
   /// The memory is not reused before what is queued on the calling thread's current stream has run. Device only.
@@ -54,6 +57,8 @@ class FaultStorage {
   int unit_ = -1;
   at::Tensor flat_;
   std::string why_unmapped_;
+  c10::DataPtr aside_;
+  bool is_aside_ = false;  // an empty unit has no memory to tell by
 };
 
 /// Keeps the process-wide observer installed while any instance lives (it costs about 0.5 us an operator, so there is

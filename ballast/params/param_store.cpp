@@ -11,15 +11,17 @@ namespace ballast {
 
 ParamStore::ParamStore(const Layout& layout, const ParamPolicy& policy, std::vector<std::vector<at::Tensor>> parameters,
                        c10::Device device, std::shared_ptr<Communicator> gather, Rounds& rounds,
-                       std::shared_ptr<Ledger> ledger, const OriginalSink& original)
+                       std::shared_ptr<Ledger> ledger, tiers::HostLane* lane, const OriginalSink& original)
     : layout_(layout),
       policy_(policy),
       parameters_(std::move(parameters)),
       gather_(std::move(gather)),
       ledger_(std::move(ledger)),
+      lane_(lane),
       units_(layout.units.size()) {
   const at::NoGradGuard no_grad;
   if (policy_.sharded) residency_ = std::make_unique<Residency>(layout_, rounds, gather_, ledger_, policy_.limits);
+  if (!policy_.sharded && lane_ != nullptr) gate_ = std::make_unique<UpdateGate>(layout_);
   std::int64_t persistent_left = policy_.persistent_total;
   for (const Unit& unit : layout_.units) take_over(unit, device, original, persistent_left);
 }
@@ -40,8 +42,13 @@ void ParamStore::take_over(const Unit& unit, c10::Device device, const OriginalS
   const auto element = static_cast<std::int64_t>(mine.full.element_size());
   if (!policy_.sharded) {
     const Range range = owned_range(unit.id);
-    mine.owned = mine.full.narrow(0, range.begin, range.size());
+    // A second tensor over the same memory: the module's storage is unmapped while an update writes here.
+    const bool hides = gate_ && mine.full.numel() > 0;
+    mine.whole =
+        hides ? at::from_blob(mine.full.mutable_data_ptr(), mine.full.sizes(), mine.full.options()) : mine.full;
+    mine.owned = mine.whole.narrow(0, range.begin, range.size());
     mine.bytes = ledger_->track(MemoryKind::kParams, Tier::kDevice, unit.padded * element);
+    if (gate_ && unit.trainable) gate_->adopt(unit.id, mine.full, &mine.watch, gather_->rank());
     return;
   }
   mine.owned = mine.full.narrow(0, unit.shard_of(gather_->rank()).begin, unit.shard).clone();
@@ -62,21 +69,48 @@ Range ParamStore::owned_range(int unit) const {
   return policy_.updates_whole ? Range{0, u.padded} : u.shard_of(gather_->rank());
 }
 
-void ParamStore::publish(int unit, const std::vector<bool>& updated) {
+void ParamStore::publish(int unit, const std::vector<bool>& updated, std::function<void()> update) {
   const Unit& u = layout_.units[static_cast<std::size_t>(unit)];
   // A graph from before the update must refuse to run its backward, as after torch.optim's in-place step.
   for (std::size_t slot = 0; slot < u.slots.size(); ++slot)
     if (updated[static_cast<std::size_t>(u.slots[slot].parameter)]) new_version(u, slot);
-  if (policy_.sharded) {
-    residency_->invalidate(unit);
-  } else if (!policy_.updates_whole && gather_->size() > 1) {
-    while (!publishing_.empty() && publishing_elements_ + u.padded > policy_.publish_in_flight) {
-      publishing_.front().gather.wait();
-      publishing_elements_ -= publishing_.front().elements;
-      publishing_.pop_front();
-    }
-    publishing_.push_back({u.padded, gather_->all_gather(full(unit), owned(unit), "unit " + u.name + ", updated")});
-    publishing_elements_ += u.padded;
+  if (residency_) residency_->close(unit);
+  const bool travels = !policy_.sharded && !policy_.updates_whole && gather_->size() > 1;
+  if (lane_ != nullptr) return publish_on_lane(unit, travels, std::move(update));
+
+  if (residency_) residency_->open_after(unit, {});
+  if (!travels) return;
+  while (!publishing_.empty() && publishing_elements_ + u.padded > policy_.publish_in_flight) {
+    publishing_.front().gather.wait();
+    publishing_elements_ -= publishing_.front().elements;
+    publishing_.pop_front();
+  }
+  publishing_.push_back({u.padded, start_publishing(unit)});
+  publishing_elements_ += u.padded;
+}
+
+PendingCollective ParamStore::start_publishing(int unit) {
+  return gather_->all_gather(units_[static_cast<std::size_t>(unit)].whole, owned(unit),
+                             "unit " + layout_.units[static_cast<std::size_t>(unit)].name + ", updated");
+}
+
+void ParamStore::publish_on_lane(int unit, bool travels, std::function<void()> update) {
+  if (gate_) gate_->close(unit);
+  // What the device still has to do with the old values comes before the new ones overwrite them.
+  const auto old_values_read = tiers::DeviceStream::mark_current(full(unit).device());
+  const auto published = std::make_shared<tiers::DeviceEvent>();
+  const auto ticket = lane_->submit([this, unit, travels, old_values_read, published, update = std::move(update)] {
+    lane_->stream().wait_for(old_values_read);
+    if (update) update();
+    if (travels) start_publishing(unit).wait();
+    *published = lane_->stream().mark();
+  });
+  if (travels) last_on_lane_ = ticket;
+  PendingUpdate pending(*lane_, ticket, published);
+  if (gate_) {
+    gate_->open_after(unit, std::move(pending));
+  } else {
+    residency_->open_after(unit, std::move(pending));
   }
 }
 
@@ -84,13 +118,25 @@ void ParamStore::finish_publish() {
   for (Publishing& publishing : publishing_) publishing.gather.wait();
   publishing_.clear();
   publishing_elements_ = 0;
+  for (const Unit& unit : layout_.units) settle(unit.id);
+}
+
+void ParamStore::finish_launching() {
+  if (lane_ != nullptr && !lane_->stream().device().is_cpu()) lane_->wait(last_on_lane_);
+}
+
+void ParamStore::settle(int unit) {
+  if (gate_) gate_->settle(unit);
+  if (residency_) residency_->settle(unit);
 }
 
 void ParamStore::hold(int unit) {
+  if (gate_) gate_->hold(unit);
   if (residency_) residency_->hold(unit);
 }
 
 void ParamStore::let_go(int unit) noexcept {
+  if (gate_) gate_->let_go(unit);
   if (residency_) residency_->let_go(unit);
 }
 
@@ -119,7 +165,7 @@ void ParamStore::adopt(int parameter) {
 }
 
 void ParamStore::watch_writes(int unit) {
-  if (residency_) return;
+  if (policy_.sharded) return;
   UnitParams& mine = units_[static_cast<std::size_t>(unit)];
   mine.watch = WriteWatch(members(layout_.units[static_cast<std::size_t>(unit)]));
   mine.watched = true;
@@ -155,15 +201,20 @@ void ParamStore::refuse_changed_module() const {
   }
 }
 
+std::exception_ptr ParamStore::failure() const {
+  return residency_ ? residency_->failure() : gate_ ? gate_->failure() : nullptr;
+}
+
 void ParamStore::rethrow_failure() const {
-  if (!residency_) return;
-  if (auto cause = residency_->failure()) std::rethrow_exception(cause);
+  if (auto cause = failure()) std::rethrow_exception(cause);
 }
 
 void ParamStore::restore() {
   finish_publish();
   if (residency_) residency_->restore();
+  if (gate_) gate_->restore();
   residency_.reset();
+  gate_.reset();
 }
 
 ParamStore::~ParamStore() {

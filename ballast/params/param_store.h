@@ -13,6 +13,7 @@
 #include "ballast/comm/communicator.h"
 #include "ballast/layout/layout.h"
 #include "ballast/params/residency.h"
+#include "ballast/params/update_gate.h"
 #include "ballast/params/write_watch.h"
 
 namespace ballast {
@@ -35,10 +36,10 @@ class ParamStore {
 
   /// Collective. parameters: by parameter index, the module's tensors, more than one where several share the
   /// parameter's memory; their data moves into the flat buffers on `device`, unit by unit, rank 0's values becoming
-  /// everybody's.
+  /// everybody's. lane: where updates run beside the computation; null: none do.
   ParamStore(const Layout& layout, const ParamPolicy& policy, std::vector<std::vector<at::Tensor>> parameters,
              c10::Device device, std::shared_ptr<Communicator> gather, Rounds& rounds, std::shared_ptr<Ledger> ledger,
-             const OriginalSink& original);
+             tiers::HostLane* lane, const OriginalSink& original);
 
   /// Without restore() before it: sharded parameters stay empty, with ordinary storages. Talks to nobody.
   ~ParamStore();
@@ -49,10 +50,19 @@ class ParamStore {
   const at::Tensor& owned(int unit) const { return units_[static_cast<std::size_t>(unit)].owned; }
   Range owned_range(int unit) const;
 
-  /// owned(unit) has new values: brings them into view of the module on all ranks and bumps the version counters of the
-  /// parameters that were updated (by parameter index). Collective; finish_publish waits.
-  void publish(int unit, const std::vector<bool>& updated);
+  /// owned(unit) gets new values: brings them into view of the module on all ranks and bumps the version counters of
+  /// the parameters that were updated (by parameter index). Collective; finish_publish waits. update: writes them, on
+  /// the lane; empty: they are written. With a lane this returns before, and the first operator that needs the unit
+  /// waits.
+  void publish(int unit, const std::vector<bool>& updated, std::function<void()> update = {});
   void finish_publish();
+  /// Collectives that other threads launch must come after those that the lane launches, on every rank: two NCCL
+  /// communicators used in different orders may wait for each other. Waits until the lane has launched all it owes.
+  void finish_launching();
+  /// Waits until owned(unit) and, where it is whole, the module's copy have their newest values.
+  void settle(int unit);
+  /// publish() gathers the unit at once, so that its update should come first.
+  bool persistent(int unit) const { return residency_ && residency_->persistent(unit); }
 
   /// The module's view of one parameter; readable only while its unit is held where it is sharded.
   const at::Tensor& parameter(int index) const { return tensors(index).front(); }
@@ -79,6 +89,7 @@ class ParamStore {
   void refuse_changed_module() const;
   /// Throws what made an operator fail in a parameter fault, if one did.
   void rethrow_failure() const;
+  std::exception_ptr failure() const;  // or null
   const Residency* residency() const { return residency_.get(); }
 
   /// Full, ordinary parameters again. Collective.
@@ -86,7 +97,9 @@ class ParamStore {
 
  private:
   struct UnitParams {
-    at::Tensor full, owned;
+    at::Tensor full;   // its storage is the module's, and unmapped now and then
+    at::Tensor owned;  // this rank's part, always readable by the engine
+    at::Tensor whole;  // [padded], the memory of full where it is not sharded
     WriteWatch watch;  // where the unit is watched and not sharded (residency watches there)
     bool watched = false;
     Ledger::Entry bytes;
@@ -96,6 +109,8 @@ class ParamStore {
     PendingCollective gather;
   };
   std::vector<std::vector<at::Tensor>> members(const Unit& unit) const;
+  void publish_on_lane(int unit, bool travels, std::function<void()> update);
+  PendingCollective start_publishing(int unit);
   void new_version(const Unit& unit, std::size_t slot);
   void take_over(const Unit& unit, c10::Device device, const OriginalSink& original, std::int64_t& persistent_left);
 
@@ -104,10 +119,13 @@ class ParamStore {
   std::vector<std::vector<at::Tensor>> parameters_;
   std::shared_ptr<Communicator> gather_;
   std::shared_ptr<Ledger> ledger_;
+  tiers::HostLane* lane_;
   std::unique_ptr<Residency> residency_;  // only where sharded
+  std::unique_ptr<UpdateGate> gate_;      // only with a lane, where not sharded
   std::vector<UnitParams> units_;
   std::deque<Publishing> publishing_;
   std::int64_t publishing_elements_ = 0;
+  tiers::HostLane::Ticket last_on_lane_ = 0;  // that launches a collective
 };
 
 }  // namespace ballast

@@ -68,9 +68,7 @@ void Residency::touch_and_pin(int unit) noexcept {
 
 void Residency::written(int unit, std::int64_t element) noexcept {
   Lock lock(mutex_);
-  const std::vector<Slot>& slots = layout_.units[static_cast<std::size_t>(unit)].slots;
-  for (std::size_t i = 0; i < slots.size(); ++i)
-    if (slots[i].offset <= element && element < slots[i].offset + slots[i].numel) at(unit).watch.mark(i);
+  if (const auto slot = layout_.units[static_cast<std::size_t>(unit)].slot_at(element)) at(unit).watch.mark(*slot);
 }
 
 void Residency::unpin(int unit) noexcept {
@@ -139,6 +137,7 @@ void Residency::fault(const Lock& held, int unit) {
 void Residency::start_gather(const Lock&, int unit) {
   State& state = at(unit);
   rounds_.meet_on_unit(Call::kGather, unit);
+  state.update.wait();
   Ledger::Entry bytes = ledger_->track(MemoryKind::kGathered, Tier::kDevice,
                                        size(unit) * static_cast<std::int64_t>(state.shard.element_size()));
   state.storage.map();
@@ -186,6 +185,8 @@ void Residency::prefetch(const Lock& held) {
       if (at(next).touched) return;  // it faulted last time and is here now: the order has changed
       continue;
     }
+    // Ahead of its update there is nothing to gather, and a wait here would hold up the operator that runs now.
+    if (at(next).update) return;
     if (ahead_ + size(next) > limits_.prefetch || !make_room(held, size(next), true)) return;
     start_gather(held, next);
   }
@@ -219,26 +220,40 @@ void Residency::drop(const Lock& held, int unit) {
   }
 }
 
-void Residency::invalidate(int unit) {
+void Residency::close(int unit) {
+  Lock lock(mutex_);
+  State& state = at(unit);
+  if (!state.managed || state.residence == Residence::kSharded) return;
+  // Held by gathered(), so on all ranks: its pointers stay good, and the new values come to where they point.
+  if (state.pins > 0) {
+    refuse_lost_write(lock, unit);
+  } else {
+    drop(lock, unit);
+  }
+}
+
+void Residency::open_after(int unit, PendingUpdate update) {
   Lock lock(mutex_);
   at::DisableRecordFunctionGuard unobserved;
   State& state = at(unit);
   if (!state.managed) return;
+  state.update = std::move(update);
   if (state.pins > 0) {
-    refuse_lost_write(lock, unit);
-    // Held by gathered(), so on all ranks: its pointers stay good, and the new values come to where they point.
+    state.update.wait();
     rounds_.meet_on_unit(Call::kGather, unit);
     state.gather = gather_->all_gather(state.storage.flat(), state.shard,
                                        "unit " + layout_.units[static_cast<std::size_t>(unit)].name);
     state.residence = Residence::kGathering;
     finish_gather(lock, unit);
-    return;
-  }
-  if (state.residence != Residence::kSharded) drop(lock, unit);
-  if (state.persistent) {
+  } else if (state.persistent) {
     start_gather(lock, unit);
     finish_gather(lock, unit);
   }
+}
+
+void Residency::settle(int unit) {
+  Lock lock(mutex_);
+  at(unit).update.wait();
 }
 
 void Residency::accept_write(int unit, std::size_t slot) {

@@ -17,6 +17,7 @@
 #include "ballast/layout/layout.h"
 #include "ballast/params/fault.h"
 #include "ballast/params/fault_order.h"
+#include "ballast/params/pending_update.h"
 #include "ballast/params/write_watch.h"
 
 namespace ballast {
@@ -62,9 +63,14 @@ class Residency final : public FaultHandler {
   void hold(int unit);
   void let_go(int unit) noexcept;
 
-  /// The shard has new values: mapped copies are stale and go (persistent and held ones are gathered anew). No operator
-  /// runs.
-  void invalidate(int unit);
+  /// The shard is about to get new values: mapped copies are stale and go. No operator runs.
+  void close(int unit);
+  /// The new values are there once `update` is through, which the next gather waits for (persistent and held units are
+  /// gathered now).
+  void open_after(int unit, PendingUpdate update);
+  /// Waits until the shard has its newest values.
+  void settle(int unit);
+  bool persistent(int unit) const { return at(unit).persistent; }
   /// The slot of a parameter whose mapped copy somebody wrote in place: that would be lost.
   std::optional<std::size_t> lost_write(int unit) const;
   /// The slot's mapped values were changed on purpose (gathered with a writer) or are going to be replaced.
@@ -90,6 +96,7 @@ class Residency final : public FaultHandler {
     bool managed = false, persistent = false;
     bool touched = false;  // since it was mapped: a prefetched unit that nothing has used yet isn't
     int pins = 0;
+    PendingUpdate update;  // of the shard
     PendingCollective gather;
     Ledger::Entry bytes;
   };

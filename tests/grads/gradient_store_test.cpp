@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "tests/grads/units.h"
 
 namespace ballast {
@@ -76,24 +78,83 @@ TEST(GradientStore, SparseContributionsAreDense) {
   EXPECT_TRUE(at::equal(taken.sum(1), at::tensor({0.f, 10.f, 0.f})));
 }
 
-TEST(GradientStore, SumsThatLandAddUpOnTheirTier) {
+// Pieces of one chunk of squares, so that a sum of two chunks lands in several jobs.
+struct HostStore {
+  explicit HostStore(GradPolicy policy, const std::vector<TestParameter>& parameters, int rank)
+      : layout(layout_of(parameters, 2)),
+        store(layout, policy, rank, ledger,
+              std::make_unique<HostSums>(sizes(policy), policy.keep_whole_sum ? 2 : 1, c10::kCPU,
+                                         HostSums::Options{.piece = kernels::kSquaresChunk}, lane, ledger)) {}
+  std::vector<std::int64_t> sizes(const GradPolicy& policy) const {
+    std::vector<std::int64_t> sizes;
+    for (const Unit& unit : layout.units) sizes.push_back(policy.keep_whole_sum ? unit.padded : unit.shard);
+    return sizes;
+  }
+
+  Layout layout;
+  std::shared_ptr<Ledger> ledger = Ledger::create();
+  tiers::HostLane lane{c10::kCPU, 1};
+  GradientStore store;
+};
+
+TEST(GradientStore, SumsThatLandAddUpOnTheDevice) {
+  for (int stage : {0, 2}) {
+    Store s(policy_of(stage), at::kFloat, 1);
+    const Range range = s.store.landed_range(0);
+    EXPECT_EQ(range.begin, stage == 0 ? 0 : s.layout.units[0].shard);
+    EXPECT_EQ(range.end, s.layout.units[0].padded);
+    EXPECT_FALSE(s.store.has_landed(0));
+    EXPECT_FALSE(s.store.landed(0).defined());
+    s.store.land(0, at::ones({range.size()}));
+    s.store.land(0, at::full({range.size()}, 2, at::kFloat));
+    EXPECT_TRUE(at::all(s.store.landed(0) == 3).item<bool>());
+    EXPECT_EQ(s.bytes(Tier::kDevice), 4 * range.size());
+    s.store.release(0);
+    EXPECT_FALSE(s.store.has_landed(0));
+    EXPECT_FALSE(s.store.landed(0).defined());
+    EXPECT_EQ(s.bytes(Tier::kDevice), 0);
+  }
+}
+
+TEST(GradientStore, OnTheHostSumsAddUpInOneMemoryAndStartAnewAfterTheirRelease) {
+  const std::int64_t n = 2 * (kernels::kSquaresChunk + 100);
   for (int stage : {0, 2})
-    for (Tier tier : {Tier::kDevice, Tier::kHost}) {
-      GradPolicy policy = policy_of(stage);
-      policy.tier = tier;
-      Store s(policy, at::kFloat, 1);
+    for (c10::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      HostStore s(policy_of(stage), {{"a.p", {n}}, {"b.p", {2}}}, 1);
       const Range range = s.store.landed_range(0);
-      EXPECT_EQ(range.begin, stage == 0 ? 0 : s.layout.units[0].shard);
-      EXPECT_EQ(range.end, s.layout.units[0].padded);
+      const auto host_bytes = [&] { return s.ledger->cell(MemoryKind::kGrads, Tier::kHost).now; };
+      const std::int64_t planned = host_bytes();
+      EXPECT_EQ(planned, 4 * (range.size() + s.store.landed_range(1).size()));
       EXPECT_FALSE(s.store.landed(0).defined());
-      s.store.land(0, at::ones({range.size()}));
-      s.store.land(0, at::full({range.size()}, 2, at::kFloat));
-      EXPECT_TRUE(at::all(s.store.landed(0) == 3).item<bool>());
-      EXPECT_EQ(s.bytes(tier), 4 * range.size());
-      s.store.release(0);
-      EXPECT_FALSE(s.store.landed(0).defined());
-      EXPECT_EQ(s.bytes(tier), 0);
+      for (double start : {1.0, 4.0}) {  // two windows
+        const at::Tensor ramp = at::arange(range.size(), at::kFloat).remainder(13) + start;
+        s.store.land(0, ramp.to(type));
+        s.store.land(0, at::full({range.size()}, 2, type));
+        EXPECT_TRUE(at::equal(s.store.landed(0), ramp + 2)) << "stage " << stage;
+        EXPECT_EQ(s.store.landing(0).const_data_ptr(), s.store.landed(0).const_data_ptr());
+        SquareSums here(2), want(2);
+        s.store.add_squares(0, here);
+        s.store.add_squares(1, here);  // nothing has landed there
+        const std::int64_t shard = s.layout.units[0].shard;
+        for (std::int64_t begin = 0; begin < range.size(); begin += shard)
+          want.add((range.begin + begin) / shard, (ramp + 2).narrow(0, begin, shard));
+        EXPECT_EQ(here.sums(), want.sums()) << "bit for bit what one pass over the whole sum gives";
+        s.store.release(0);
+        EXPECT_FALSE(s.store.has_landed(0));
+      }
+      EXPECT_EQ(host_bytes(), planned);
+      EXPECT_EQ(s.ledger->total(Tier::kDevice).peak, 0);
     }
+}
+
+TEST(GradientStore, OnTheHostAnOverwrittenSumHasTheNewSquares) {
+  HostStore s(policy_of(2), {{"a.p", {7}}}, 0);
+  s.store.land(0, at::full({s.store.landed_range(0).size()}, 1e20, at::kFloat));
+  s.store.overwrite(0, at::full({7}, 3, at::kFloat));
+  const Range padding{7, s.store.landed_range(0).size()};
+  SquareSums squares(2);
+  s.store.add_squares(0, squares);
+  EXPECT_EQ(squares.sums()[0], 7 * 9.0 + static_cast<double>(padding.size()) * std::pow(double(1e20f), 2));
 }
 
 TEST(GradientStore, OverwriteReplacesWhatHasLandedAndWhatIsHeld) {

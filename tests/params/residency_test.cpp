@@ -67,7 +67,8 @@ TEST(Residency, OneOperatorKeepsAllItsInputsBeyondTheBound) {
     const at::Tensor all = at::cat(sharded.parameters);
     EXPECT_EQ(all.sum().item<double>(), 2 * kWidth * (1 + 2 + 3 + 4));
     EXPECT_EQ(sharded.gathered_bytes(), 4 * 2 * kWidth * 4);
-    sharded.residency.invalidate(0);
+    sharded.residency.close(0);
+    sharded.residency.open_after(0, {});
     sharded.sum(0);
     EXPECT_EQ(sharded.gathered_bytes(), 2 * kWidth * 4) << "the next fault is back within the bound";
   });
@@ -89,7 +90,8 @@ TEST(Residency, ANewShardReplacesTheMappedCopy) {
     EXPECT_EQ(sharded.sum(0), 2 * kWidth);
     sharded.residency.hold(1);
     sharded.residency.let_go(1);
-    sharded.residency.invalidate(0);
+    sharded.residency.close(0);
+    sharded.residency.open_after(0, {});
     EXPECT_EQ(sharded.gathered_bytes(), 2 * kWidth * 4) << "unit 1 stays";
     EXPECT_EQ(sharded.sum(0), 2 * kWidth);
   });
@@ -99,7 +101,7 @@ TEST(Residency, AWriteThatWouldBeLostIsAnError) {
   testing::run_ranks(2, [](const World& world) {
     Sharded sharded(world, 4, 0);
     sharded.parameters[2].add_(1);
-    EXPECT_THROW(sharded.residency.invalidate(2), UseError);
+    EXPECT_THROW(sharded.residency.close(2), UseError);
   });
 }
 
@@ -114,7 +116,7 @@ TEST(Residency, AWritePastTheVersionCounterIsSeen) {
     sharded.residency.accept_write(2, 0);
     EXPECT_FALSE(sharded.residency.lost_write(2));
     sharded.parameters[2].variable_data().zero_();
-    EXPECT_THROW(sharded.residency.invalidate(2), UseError);
+    EXPECT_THROW(sharded.residency.close(2), UseError);
   });
 }
 

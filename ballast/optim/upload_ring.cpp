@@ -1,0 +1,32 @@
+#include "ballast/optim/upload_ring.h"
+
+#include <ATen/ATen.h>
+
+#include "ballast/tiers/host_arena.h"
+
+namespace ballast {
+
+UploadRing::UploadRing(std::int64_t slot_bytes, bool pin_memory, c10::Device device,
+                       const std::shared_ptr<Ledger>& ledger)
+    : device_(device) {
+  if (device.is_cpu()) return;
+  const auto slots = static_cast<std::int64_t>(slots_.size());
+  tiers::HostArena arena(slots * tiers::HostArena::bytes_of(slot_bytes, at::kByte), pin_memory, device);
+  for (Slot& slot : slots_) slot.memory = arena.allocate(slot_bytes, at::kByte);
+  bytes_ = ledger->track(MemoryKind::kStaging, Tier::kHost, slots * slot_bytes);
+}
+
+at::Tensor UploadRing::stage(const at::Tensor& to) {
+  if (to.is_cpu()) return to;
+  last_ = (last_ + 1) % slots_.size();
+  slots_[last_].copied.synchronize();
+  return slots_[last_].memory.narrow(0, 0, static_cast<std::int64_t>(to.nbytes())).view(to.scalar_type());
+}
+
+void UploadRing::send(const at::Tensor& staged, const at::Tensor& to) {
+  if (to.is_cpu()) return;
+  to.copy_(staged, /*non_blocking=*/true);
+  slots_[last_].copied = tiers::DeviceStream::mark_current(device_);
+}
+
+}  // namespace ballast

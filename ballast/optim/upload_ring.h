@@ -1,0 +1,37 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+
+#include "ballast/base/ledger.h"
+#include "ballast/tiers/device_stream.h"
+
+namespace ballast {
+
+/// Host buffers through which what a pass writes on the host goes to device memory, the copies running beside the next
+/// pass. Where the destination is host memory itself there is nothing in between. Driven by one thread.
+class UploadRing {
+ public:
+  /// slot_bytes: of the longest destination.
+  UploadRing(std::int64_t slot_bytes, bool pin_memory, c10::Device device, const std::shared_ptr<Ledger>& ledger);
+
+  /// Where to write what shall be in `to`: `to` itself, or a buffer of its size and dtype whose last copy has ended.
+  at::Tensor stage(const at::Tensor& to);
+  /// Queues the copy on the current stream.
+  void send(const at::Tensor& staged, const at::Tensor& to);
+
+ private:
+  struct Slot {
+    at::Tensor memory;
+    tiers::DeviceEvent copied;
+  };
+  std::array<Slot, 4> slots_;
+  std::size_t last_ = 0;  // slot that stage() handed out
+  c10::Device device_;
+  Ledger::Entry bytes_;
+};
+
+}  // namespace ballast

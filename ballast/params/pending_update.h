@@ -1,0 +1,34 @@
+#pragma once
+
+#include <memory>
+
+#include "ballast/tiers/device_stream.h"
+#include "ballast/tiers/host_lane.h"
+
+namespace ballast {
+
+/// An update of a unit's parameters that step() decided on and the host lane still has to finish.
+class PendingUpdate {
+ public:
+  PendingUpdate() = default;  // none
+  /// published: set by the lane's job before it ends.
+  PendingUpdate(tiers::HostLane& lane, tiers::HostLane::Ticket ticket, std::shared_ptr<tiers::DeviceEvent> published)
+      : lane_(&lane), ticket_(ticket), published_(std::move(published)) {}
+
+  explicit operator bool() const { return lane_ != nullptr; }
+  /// When it returns, the host and what is queued on the current stream from now on see the new values. Throws what
+  /// ended the lane.
+  void wait() {
+    if (lane_ == nullptr) return;
+    lane_->wait(ticket_);
+    published_->block_current_stream();
+    *this = {};
+  }
+
+ private:
+  tiers::HostLane* lane_ = nullptr;
+  tiers::HostLane::Ticket ticket_ = 0;
+  std::shared_ptr<tiers::DeviceEvent> published_;
+};
+
+}  // namespace ballast

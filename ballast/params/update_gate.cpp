@@ -1,0 +1,96 @@
+#include "ballast/params/update_gate.h"
+
+#include "ballast/base/error.h"
+
+namespace ballast {
+
+void UpdateGate::adopt(int unit, at::Tensor full, WriteWatch* watch, int rank) {
+  Lock lock(mutex_);
+  State& state = at(unit);
+  state.storage = FaultStorage(this, unit, std::move(full),
+                               Error("params.read", "unit ", layout_.units[static_cast<std::size_t>(unit)].name,
+                                     " was read without an operator while its update was in flight (rank ", rank,
+                                     "; call engine.synchronize() before code that uses data_ptr())")
+                                   .what(),
+                               /*mapped=*/true);
+  state.watch = watch;
+  state.managed = true;
+}
+
+void UpdateGate::close(int unit) {
+  Lock lock(mutex_);
+  if (at(unit).managed) at(unit).storage.set_aside();
+}
+
+void UpdateGate::open_after(int unit, PendingUpdate update) {
+  Lock lock(mutex_);
+  if (!at(unit).managed) return;
+  at(unit).update = std::move(update);
+  if (at(unit).holds > 0) settle(lock, unit);
+}
+
+void UpdateGate::hold(int unit) {
+  Lock lock(mutex_);
+  settle(lock, unit);
+  ++at(unit).holds;
+}
+
+void UpdateGate::let_go(int unit) noexcept {
+  Lock lock(mutex_);
+  --at(unit).holds;
+}
+
+void UpdateGate::settle(const Lock&, int unit) {
+  State& state = at(unit);
+  if (!state.update) return;
+  state.update.wait();
+  state.storage.put_back();
+}
+
+void UpdateGate::settle(int unit) {
+  Lock lock(mutex_);
+  settle(lock, unit);
+}
+
+void UpdateGate::settle_all() {
+  Lock lock(mutex_);
+  for (std::size_t u = 0; u < states_.size(); ++u) settle(lock, static_cast<int>(u));
+}
+
+void UpdateGate::touch_and_pin(int unit) noexcept {
+  Lock lock(mutex_);
+  try {
+    settle(lock, unit);
+  } catch (const std::exception& e) {
+    if (!failure_) failure_ = std::current_exception();
+    at(unit).storage.arm(e.what());  // the operator must throw, not read nothing
+  }
+}
+
+void UpdateGate::written(int unit, std::int64_t element) noexcept {
+  Lock lock(mutex_);
+  const auto slot = layout_.units[static_cast<std::size_t>(unit)].slot_at(element);
+  if (slot && at(unit).watch != nullptr) at(unit).watch->mark(*slot);
+}
+
+std::exception_ptr UpdateGate::failure() const {
+  Lock lock(mutex_);
+  return failure_;
+}
+
+void UpdateGate::restore() {
+  settle_all();
+  abandon();
+}
+
+void UpdateGate::abandon() noexcept {
+  Lock lock(mutex_);
+  for (State& state : states_) {
+    if (!state.managed) continue;
+    state.storage.put_back();
+    state.storage.surrender({});
+    state.managed = false;
+  }
+}
+
+}  // namespace ballast
