@@ -35,7 +35,8 @@ class Rehearsal {
  private:
   struct UnitBytes {
     Ledger::Entry params, optimizer, local, sum, gathered;
-    bool wide = false;  // local is in the accumulation dtype
+    bool wide = false;       // local is in the accumulation dtype
+    bool sum_stays = false;  // in host memory, from the start to the end
     bool persistent = false;
     bool touched = false;  // since it was gathered
   };
@@ -60,7 +61,8 @@ class Rehearsal {
         const bool bound = u.compute_dtype == c10::kFloat && tier == Tier::kDevice;
         const std::int64_t states = policies_.optimizer.whole ? u.padded : u.shard;
         mine.optimizer = ledger_->track(MemoryKind::kOptimizer, tier, (moments_ + (bound ? 0 : 1)) * states * 4);
-        if (tier != Tier::kDevice) mine.sum = ledger_->track(MemoryKind::kGrads, Tier::kHost, kept_sum(u.id));
+        mine.sum_stays = tier != Tier::kDevice && policies_.grads.on_host;
+        if (mine.sum_stays) mine.sum = ledger_->track(MemoryKind::kGrads, Tier::kHost, kept_sum(u.id));
       }
       mine.persistent =
           policies_.params.sharded && u.numel <= policies_.params.persistent_unit && u.numel <= persistent_left;
@@ -205,7 +207,7 @@ class Rehearsal {
     contributions_ = 0;
     for (const Unit& u : layout_.units) {
       UnitBytes& mine = bytes(u.id);
-      if (states_tier_[static_cast<std::size_t>(u.id)] == Tier::kDevice) mine.sum = {};
+      if (!mine.sum_stays) mine.sum = {};
       mine.wide = false;
       if (u.trainable && !mine.persistent && mapped(u.id)) drop(u.id);  // its shard has new values
     }
