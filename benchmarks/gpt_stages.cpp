@@ -1,6 +1,7 @@
-// Trains a GPT at several stages, one after the other, on the device of each rank, and prints for each stage the speed,
-// the seconds of a window split into forward-backward and step, and the peak memory by the ledger and by the device's
-// allocator. Ranks come from the environment: alone it is one rank; for two GPUs
+// Trains a GPT at several stages and placements, one after the other, on the device of each rank, and prints for each
+// the speed, the seconds of a window split into forward-backward (with what it waits for updates) and step, and the
+// peak memory by the ledger and by the device's allocator. Ranks come from the environment: alone it is one rank; for
+// two GPUs
 //
 //   torchrun --no-python --nproc-per-node 2 build/cuda/benchmarks/bench_gpt_stages
 
@@ -26,7 +27,8 @@ using namespace ballast;
 struct Run {
   models::GptOptions model;
   std::int64_t micro_batch, window, windows, max_live, bucket;
-  std::string dtype;
+  std::string dtype, nvme_path;
+  double ratio;
   bool checkpointing;
 };
 
@@ -40,7 +42,8 @@ c10::DeviceAllocator* allocator_of(c10::Device device) {
 
 Config config_of(const Run& run, int stage, const std::string& offload) {
   nlohmann::json zero = {{"stage", stage}};
-  if (offload != "none") zero["offload_optimizer"] = {{"device", offload}};
+  if (offload != "none") zero["offload_optimizer"] = {{"device", offload}, {"ratio", run.ratio}};
+  if (offload == "nvme") zero["offload_optimizer"]["nvme_path"] = run.nvme_path;
   if (run.max_live > 0) zero["stage3_max_live_parameters"] = run.max_live;
   if (run.bucket > 0) zero["reduce_bucket_size"] = run.bucket;
   nlohmann::json json = {{"train_micro_batch_size_per_gpu", run.micro_batch},
@@ -73,10 +76,16 @@ void train(const Run& run, int stage, const std::string& offload, const World& w
                                         at::TensorOptions(at::kLong))
                                 .to(device);
   constexpr int kWarmUp = 2;  // the first windows learn stage 3's order and fill the allocator's cache
-  std::vector<double> computes, steps, windows;
+  std::vector<double> computes, steps;
   double first_loss = 0, last_loss = 0;
+  bench::Stopwatch all;
+  // Windows follow each other without a pause, as in training: updates behind a step() may run under the next window.
   for (std::int64_t w = 0; w < run.windows + kWarmUp; ++w) {
-    synchronize(device);
+    if (w == kWarmUp) {
+      engine.synchronize();
+      synchronize(device);
+      all = bench::Stopwatch();
+    }
     at::Tensor loss;
     const bench::Stopwatch watch;
     for (std::int64_t k = 0; k < run.window; ++k) {
@@ -86,16 +95,17 @@ void train(const Run& run, int stage, const std::string& offload, const World& w
     synchronize(device);
     const double compute = watch.seconds();
     engine.step();
-    engine.synchronize();
-    synchronize(device);
-    const double all = watch.seconds();
-    last_loss = loss.item<double>();
-    if (w == 0) first_loss = last_loss;
-    if (w < kWarmUp) continue;
+    if (w < kWarmUp) {
+      if (w == 0) first_loss = loss.item<double>();
+      continue;
+    }
     computes.push_back(compute);
-    steps.push_back(all - compute);
-    windows.push_back(all);
+    steps.push_back(watch.seconds() - compute);
+    last_loss = loss.item<double>();
   }
+  engine.synchronize();
+  synchronize(device);
+  const double window = all.seconds() / static_cast<double>(run.windows);
 
   if (world.rank() == 0) {
     const double items = static_cast<double>(world.size() * run.window * run.micro_batch * length);
@@ -106,9 +116,9 @@ void train(const Run& run, int stage, const std::string& offload, const World& w
       allocated = format_bytes(stats.allocated_bytes[kAll].peak);
       reserved = format_bytes(stats.reserved_bytes[kAll].peak);
     }
-    std::printf("| %d | %s | %.0f | %.4f + %.4f | %s | %s | %s | %s | %.3f, %.3f |\n", stage, offload.c_str(),
-                items / bench::median(windows), bench::median(computes), bench::median(steps),
-                format_bytes(engine.memory().total(Tier::kDevice).peak).c_str(),
+    std::printf("| %d | %s | %lld | %.0f | %.4f: %.4f + %.4f | %s | %s | %s | %s | %.3f, %.3f |\n", stage,
+                offload.c_str(), static_cast<long long>(run.window), items / window, window, bench::median(computes),
+                bench::median(steps), format_bytes(engine.memory().total(Tier::kDevice).peak).c_str(),
                 format_bytes(engine.memory().total(Tier::kHost).peak).c_str(), allocated.c_str(), reserved.c_str(),
                 first_loss, last_loss);
     std::fflush(stdout);
@@ -134,15 +144,18 @@ int main(int argc, char** argv) {
   run.model.vocabulary = flags.number("vocabulary", 256, "size of the vocabulary");
   run.model.context = flags.number("sequence", 64, "tokens a sequence");
   run.micro_batch = flags.number("micro-batch", 4, "sequences a rank and backward");
-  run.window = flags.number("window", 2, "backwards a window");
+  const auto window_lengths = split(flags.text("window", "2", "backwards a window; several: 1,4"));
   run.windows = flags.number("windows", 4, "measured windows of each stage");
   run.max_live = flags.number("max-live", 0, "stage3_max_live_parameters; 0: the default");
   run.bucket = flags.number("bucket", 0, "reduce_bucket_size; 0: the default");
   run.dtype = flags.text("dtype", "bf16", "fp32, bf16 or fp16");
+  run.model.tied_head = flags.number("tied", 1, "0: the output matrix is not the embedding's") != 0;
+  run.ratio = static_cast<double>(flags.number("percent", 100, "of the states that --offload moves")) / 100;
+  run.nvme_path = flags.text("nvme-path", "/tmp", "folder of swap files, for --offload nvme");
   run.checkpointing = flags.number("checkpointing", 0, "1: recompute each block's activations in backward") != 0;
   const auto stages = split(flags.text("stages", "0,1,2,3", "stages, in this order"));
-  const auto offloads =
-      split(flags.text("offload", "none", "where the optimizer's states are: none (device), cpu; or both: none,cpu"));
+  const auto offloads = split(
+      flags.text("offload", "none", "where the optimizer's states are: none (device), cpu, nvme; several: none,cpu"));
   const std::string device = flags.text("device", "auto", "auto, cpu or cuda");
   flags.finish();
 
@@ -156,14 +169,19 @@ int main(int argc, char** argv) {
       parameters += numel;
     }
     std::printf(
-        "%.1f M parameters, %s, %d rank(s) on %s, micro-batch %lld x %lld, window of %lld, median of %lld windows\n\n"
-        "| stage | offload | tokens/s | seconds a window: compute + step | ledger, device | ledger, host | allocated | "
-        "reserved | loss, first and last |\n|---|---|---|---|---|---|---|---|---|\n",
+        "%.1f M parameters, %s, %d rank(s) on %s, micro-batch %lld x %lld, %lld windows\n\n"
+        "| stage | offload | window | tokens/s | seconds a window: compute + step | ledger, device | ledger, host | "
+        "allocated | "
+        "reserved | loss, first and last |\n|---|---|---|---|---|---|---|---|---|---|\n",
         static_cast<double>(parameters) / 1e6, run.dtype.c_str(), world.size(), world.device().str().c_str(),
         static_cast<long long>(run.micro_batch), static_cast<long long>(run.model.context),
-        static_cast<long long>(run.window), static_cast<long long>(run.windows));
+        static_cast<long long>(run.windows));
     std::fflush(stdout);
   }
   for (const std::string& offload : offloads)
-    for (const std::string& stage : stages) train(run, std::stoi(stage), offload, world);
+    for (const std::string& stage : stages)
+      for (const std::string& length : window_lengths) {
+        run.window = std::stoll(length);
+        train(run, std::stoi(stage), offload, world);
+      }
 }
