@@ -31,7 +31,7 @@ using tiers::DiskQueue;
 constexpr std::array<std::int64_t, 4> kBlocks{256 << 10, 1 << 20, 4 << 20, 8 << 20};
 constexpr std::array<int, 5> kDepths{1, 2, 4, 8, 16};
 constexpr std::int64_t kLargestInFlight = kBlocks.back() * kDepths.back();
-constexpr int kTurns = 3;  // with fio
+constexpr int kTurns = 6;  // with fio
 
 /// Random bytes, since some disks and file systems are faster on others; page-aligned.
 class Noise {
@@ -168,19 +168,22 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// The two take turns on the same file, so that what else the machine does hits both alike.
+/// The two take turns on the same file, now one first and now the other, so that what else the machine does hits both
+/// alike.
 void compare_with_fio(const DiskFile& file, const Noise& noise, const DiskOptions& options, bool uring,
                       double seconds) {
   for (const DiskOp op : {DiskOp::kRead, DiskOp::kWrite}) {
     std::vector<double> ours, theirs, ratios;
     for (int turn = 0; turn < kTurns; ++turn) {
+      const auto own = [&] { ours.push_back(bandwidth(file, noise, options, op, seconds)); };
+      if (turn % 2 == 0) own();
       const auto fio = fio_bandwidth(file, options, uring, op, seconds);
+      if (turn % 2 == 1) own();
       if (!fio) {
         std::printf("fio could not run the same pattern\n");
         return;
       }
       theirs.push_back(*fio);
-      ours.push_back(bandwidth(file, noise, options, op, seconds));
       ratios.push_back(ours.back() / theirs.back());
     }
     std::printf("%-5s  ballast %.2f GB/s, fio %.2f GB/s: %.2fx (medians of %d turns)\n",
