@@ -15,6 +15,7 @@
 #include <sstream>
 
 #include "ballast/base/bytes.h"
+#include "ballast/base/trace.h"
 #include "ballast/engine/activation_checkpoint.h"
 #include "ballast/engine/engine.h"
 #include "ballast/models/gpt.h"
@@ -27,7 +28,7 @@ using namespace ballast;
 struct Run {
   models::GptOptions model;
   std::int64_t micro_batch, window, windows, max_live, bucket;
-  std::string dtype, nvme_path;
+  std::string dtype, nvme_path, trace;
   double ratio;
   bool checkpointing;
 };
@@ -85,6 +86,7 @@ void train(const Run& run, int stage, const std::string& offload, const World& w
       engine.synchronize();
       synchronize(device);
       all = bench::Stopwatch();
+      if (!run.trace.empty()) trace::start();
     }
     at::Tensor loss;
     const bench::Stopwatch watch;
@@ -105,6 +107,7 @@ void train(const Run& run, int stage, const std::string& offload, const World& w
   }
   engine.synchronize();
   synchronize(device);
+  if (!run.trace.empty()) trace::write(run.trace, world.rank());
   const double window = all.seconds() / static_cast<double>(run.windows);
 
   if (world.rank() == 0) {
@@ -152,6 +155,7 @@ int main(int argc, char** argv) {
   run.model.tied_head = flags.number("tied", 1, "0: the output matrix is not the embedding's") != 0;
   run.ratio = static_cast<double>(flags.number("percent", 100, "of the states that --offload moves")) / 100;
   run.nvme_path = flags.text("nvme-path", "/tmp", "folder of swap files, for --offload nvme");
+  run.trace = flags.text("trace", "", "file for a Chrome trace of the measured windows of the last combination");
   run.checkpointing = flags.number("checkpointing", 0, "1: recompute each block's activations in backward") != 0;
   const auto stages = split(flags.text("stages", "0,1,2,3", "stages, in this order"));
   const auto offloads = split(

@@ -9,6 +9,7 @@
 
 #include "ballast/base/error.h"
 #include "ballast/base/log.h"
+#include "ballast/base/trace.h"
 #include "ballast/engine/host_threads.h"
 #include "ballast/engine/impl.h"
 #include "ballast/engine/module_walk.h"
@@ -174,6 +175,7 @@ void Engine::Impl::backward(const at::Tensor& loss, const BackwardOptions& optio
   const at::Tensor seed = at::full_like(loss, root);
 
   params->finish_launching();
+  const trace::Span span("caller", "backward");
   reducer->begin_backward(no_sync_guards + coalesce_guards > 0);
   gradient_arrived = false;
   in_backward = true;
@@ -235,6 +237,7 @@ StepReport Engine::Impl::report(StepReason reason, const Agreed& agreed) const {
 }
 
 StepReport Engine::Impl::step() {
+  const trace::Span span("caller", "step");
   check_usable();
   params->refuse_changed_module();
   params->refuse_lost_writes();

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "ballast/base/math.h"
+#include "ballast/base/trace.h"
 
 namespace ballast {
 
@@ -53,7 +54,11 @@ void HostSums::land(int unit, const at::Tensor& sum, bool first) {
         copied = copies_.mark();
       }
       slot.busy_until = mine.last = lane_.submit([this, &mine, first, piece, on_host, copied, r, range, begin, n] {
-        copied.synchronize();
+        {
+          const trace::Span span("copies", "waits for a gradient");
+          copied.synchronize();
+        }
+        const trace::Span span("host", first ? "first gradient" : "add gradient");
         const auto acc = scalar_of(mine.sum);
         auto* to = static_cast<std::byte*>(mine.sum.mutable_data_ptr()) +
                    (r * range + begin) * static_cast<std::int64_t>(mine.sum.element_size());

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include "ballast/base/trace.h"
 #include "ballast/grads/arithmetic.h"
 #include "ballast/kernels/kernels.h"
 #include "ballast/optim/optimizer_states.h"
@@ -45,6 +46,7 @@ void OptimizerStates::run_chunk(const Update& update, Range range, float* master
     float* weights = master + (part.begin - range.begin);
     const at::Tensor to = part_of(at(update.unit).bound, part);
     const at::Tensor staged = uploads_->stage(to);
+    const trace::Span span("host", "update");
     run_on_host(
         update, segment,
         {weights, moments > 0 ? weights + range.size() : nullptr, moments > 1 ? weights + 2 * range.size() : nullptr,

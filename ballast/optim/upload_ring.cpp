@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "ballast/base/trace.h"
 #include "ballast/tiers/host_arena.h"
 
 namespace ballast {
@@ -19,6 +20,7 @@ UploadRing::UploadRing(std::int64_t slot_bytes, bool pin_memory, c10::Device dev
 at::Tensor UploadRing::stage(const at::Tensor& to) {
   if (to.is_cpu()) return to;
   last_ = (last_ + 1) % slots_.size();
+  const trace::Span span("copies", "waits for a free slot");
   slots_[last_].copied.synchronize();
   return slots_[last_].memory.narrow(0, 0, static_cast<std::int64_t>(to.nbytes())).view(to.scalar_type());
 }

@@ -4,6 +4,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 
+#include "ballast/base/trace.h"
+
 namespace ballast::tiers {
 
 HostLane::HostLane(c10::Device device, int threads) : threads_(threads), stream_(device), thread_([this] { work(); }) {}
@@ -31,6 +33,8 @@ HostLane::Ticket HostLane::submit(std::function<void()> job) {
 
 void HostLane::wait(Ticket ticket) {
   std::unique_lock lock(mutex_);
+  if (done_ >= ticket && !failure_) return;
+  const trace::Span span("caller", "waits for the host lane");
   went_.wait(lock, [&] { return done_ >= ticket || failure_; });
   if (failure_) std::rethrow_exception(failure_);
 }
