@@ -30,6 +30,7 @@ struct Run {
   std::int64_t micro_batch, window, windows, max_live, bucket;
   std::string dtype, nvme_path, trace;
   double ratio;
+  std::int64_t threads;
   bool checkpointing;
 };
 
@@ -43,7 +44,8 @@ c10::DeviceAllocator* allocator_of(c10::Device device) {
 
 Config config_of(const Run& run, int stage, const std::string& offload) {
   nlohmann::json zero = {{"stage", stage}};
-  if (offload != "none") zero["offload_optimizer"] = {{"device", offload}, {"ratio", run.ratio}};
+  if (offload != "none")
+    zero["offload_optimizer"] = {{"device", offload}, {"ratio", run.ratio}, {"threads", run.threads}};
   if (offload == "nvme") zero["offload_optimizer"]["nvme_path"] = run.nvme_path;
   if (run.max_live > 0) zero["stage3_max_live_parameters"] = run.max_live;
   if (run.bucket > 0) zero["reduce_bucket_size"] = run.bucket;
@@ -154,6 +156,7 @@ int main(int argc, char** argv) {
   run.dtype = flags.text("dtype", "bf16", "fp32, bf16 or fp16");
   run.model.tied_head = flags.number("tied", 1, "0: the output matrix is not the embedding's") != 0;
   run.ratio = static_cast<double>(flags.number("percent", 100, "of the states that --offload moves")) / 100;
+  run.threads = flags.number("threads", 0, "of host updates; 0: the engine's choice");
   run.nvme_path = flags.text("nvme-path", "/tmp", "folder of swap files, for --offload nvme");
   run.trace = flags.text("trace", "", "file for a Chrome trace of the measured windows of the last combination");
   run.checkpointing = flags.number("checkpointing", 0, "1: recompute each block's activations in backward") != 0;

@@ -128,7 +128,7 @@ struct LeafModuleConfig {
 };
 
 /// Greatest zero_optimization.sub_group_size: reading a larger one gives this one.
-inline constexpr std::int64_t kMaxSubGroupSize = 4'194'304;
+inline constexpr std::int64_t kMaxSubGroupSize = 16'777'216;
 
 struct ZeroConfig {
   int stage = 0;

@@ -67,7 +67,10 @@ Policies make_policies(const Config& config, int world) {
   policies.optimizer.tier = tier_of(zero.offload_optimizer.device);
   policies.optimizer.offloaded = zero.offload_optimizer.ratio;
   policies.optimizer.pin_memory = zero.offload_optimizer.pin_memory;
-  policies.optimizer.chunk = round_up(std::min(zero.sub_group_size, kMaxSubGroupSize), kShardAlign);
+  // A chunk on disk takes a buffer of the ring; in memory it is only the work between two hand-overs.
+  constexpr std::int64_t kMostOnDisk = std::int64_t{4} << 20;
+  const std::int64_t most = policies.optimizer.tier == Tier::kNvme ? kMostOnDisk : kMaxSubGroupSize;
+  policies.optimizer.chunk = round_up(std::min(zero.sub_group_size, most), kShardAlign);
   policies.optimizer.nvme_path = zero.offload_optimizer.nvme_path;
   policies.optimizer.disk = tiers::disk_options(config.aio);
   policies.optimizer.ring = {zero.offload_optimizer.buffer_count, zero.offload_optimizer.pipeline_read,

@@ -29,44 +29,63 @@ HostSums::HostSums(std::vector<std::int64_t> sizes, int ranges, c10::Device devi
   }
   if (device.is_cpu()) return;
   const std::int64_t slot = std::min(options.piece, longest);
-  tiers::HostArena staging(kSlots * tiers::HostArena::bytes_of(slot, at::kFloat), options.pin_memory, device);
-  for (Slot& s : slots_) s.memory = staging.allocate(slot * 4, at::kByte);
-  staging_bytes_ = ledger->track(MemoryKind::kStaging, Tier::kHost, kSlots * slot * 4);
+  const auto slots = static_cast<std::int64_t>(slots_.size());
+  tiers::HostArena staging(slots * tiers::HostArena::bytes_of(slot, at::kFloat), options.pin_memory, device);
+  for (at::Tensor& bytes : slots_) bytes = staging.allocate(slot * 4, at::kByte);
+  staging_bytes_ = ledger->track(MemoryKind::kStaging, Tier::kHost, slots * slot * 4);
 }
 
 void HostSums::land(int unit, const at::Tensor& sum, bool first) {
   UnitSum& mine = at(unit);
-  copies_.wait_for(tiers::DeviceStream::mark_current(device_));
-  const std::int64_t range = mine.sum.numel() / ranges_;
-  for (int r = 0; r < ranges_; ++r) {
-    for (std::int64_t begin = 0; begin < range; begin += options_.piece) {
-      const std::int64_t n = std::min(options_.piece, range - begin);
-      Slot& slot = slots_[next_slot_++ % kSlots];
-      lane_.wait(slot.busy_until);
-      // Holds the whole sum's memory until the job has run, so that nobody else gets it while it is copied.
-      const at::Tensor piece = sum.narrow(0, r * range + begin, n);
-      at::Tensor on_host = piece;
-      tiers::DeviceEvent copied;
-      if (!piece.is_cpu()) {
-        on_host = slot.memory.narrow(0, 0, static_cast<std::int64_t>(piece.nbytes())).view(piece.scalar_type());
-        const tiers::DeviceStream::Scope on(copies_);
-        on_host.copy_(piece, /*non_blocking=*/true);
-        copied = copies_.mark();
-      }
-      slot.busy_until = mine.last = lane_.submit([this, &mine, first, piece, on_host, copied, r, range, begin, n] {
-        {
-          const trace::Span span("copies", "waits for a gradient");
-          copied.synchronize();
-        }
-        const trace::Span span("host", first ? "first gradient" : "add gradient");
-        const auto acc = scalar_of(mine.sum);
-        auto* to = static_cast<std::byte*>(mine.sum.mutable_data_ptr()) +
-                   (r * range + begin) * static_cast<std::int64_t>(mine.sum.element_size());
-        double* squares = mine.squares[static_cast<std::size_t>(r)].data() + begin / kernels::kSquaresChunk;
-        kernels::land(to, acc, on_host.const_data_ptr(), scalar_of(on_host), first, n, squares, lane_.threads());
-      });
-    }
+  while (!flights_.empty() && in_flight_ + sum.numel() > options_.in_flight) {
+    lane_.wait(flights_.front().ticket);
+    in_flight_ -= flights_.front().elements;
+    flights_.pop_front();
   }
+  const auto computed = tiers::DeviceStream::mark_current(device_);
+  mine.last = lane_.submit([this, &mine, sum, first, computed] {
+    copies_.wait_for(computed);
+    const std::int64_t pieces = ranges_ * ceil_div(sum.numel() / ranges_, options_.piece);
+    Piece next = fetch(sum, 0);
+    for (std::int64_t i = 0; i < pieces; ++i) {
+      const Piece piece = std::move(next);
+      if (i + 1 < pieces) next = fetch(sum, i + 1);  // travels while this one is added
+      add(mine, piece, first);
+    }
+  });
+  flights_.push_back({mine.last, sum.numel()});
+  in_flight_ += sum.numel();
+}
+
+HostSums::Piece HostSums::fetch(const at::Tensor& sum, std::int64_t index) {
+  const std::int64_t range = sum.numel() / ranges_, pieces = ceil_div(range, options_.piece);
+  Piece piece;
+  piece.range = static_cast<int>(index / pieces);
+  piece.begin = index % pieces * options_.piece;
+  piece.values = sum.narrow(0, piece.range * range + piece.begin, std::min(options_.piece, range - piece.begin));
+  if (device_.is_cpu()) return piece;
+  const at::Tensor on_device = piece.values;
+  piece.values = slots_[static_cast<std::size_t>(index) % slots_.size()]
+                     .narrow(0, 0, static_cast<std::int64_t>(on_device.nbytes()))
+                     .view(on_device.scalar_type());
+  const tiers::DeviceStream::Scope on(copies_);
+  piece.values.copy_(on_device, /*non_blocking=*/true);
+  piece.copied = copies_.mark();
+  return piece;
+}
+
+void HostSums::add(UnitSum& unit, const Piece& piece, bool first) {
+  {
+    const trace::Span span("copies", "gradient to the host");
+    piece.copied.synchronize();
+  }
+  const trace::Span span("host", first ? "first gradient" : "add gradient");
+  const std::int64_t begin = piece.range * (unit.sum.numel() / ranges_) + piece.begin;
+  auto* to =
+      static_cast<std::byte*>(unit.sum.mutable_data_ptr()) + begin * static_cast<std::int64_t>(unit.sum.element_size());
+  double* squares = unit.squares[static_cast<std::size_t>(piece.range)].data() + piece.begin / kernels::kSquaresChunk;
+  kernels::land(to, scalar_of(unit.sum), piece.values.const_data_ptr(), scalar_of(piece.values), first,
+                piece.values.numel(), squares, lane_.threads());
 }
 
 const at::Tensor& HostSums::landed(int unit) {

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -16,13 +17,15 @@
 namespace ballast {
 
 /// Sums over ranks that rest in host memory between backwards. What lands is copied from the device on a stream of its
-/// own into a bounded ring of staging slots and added by the host lane; the caller goes on, and waits only while every
-/// slot is taken. Squares are added up on the way, so that the norm costs no pass of its own.
+/// own through two staging slots and added by the host lane. The caller goes on at once: it may run ahead of the lane
+/// by `in_flight` elements, whose device memory waits for its copy, and is held up only beyond that. Squares are added
+/// up on the way, so that the norm costs no pass of its own.
 class HostSums {
  public:
   struct Options {
     c10::ScalarType accumulate = c10::kFloat;
     bool pin_memory = false;                     // staging slots, next to a device
+    std::int64_t in_flight = 0;                  // elements that wait for the lane at most; one sum may exceed it
     std::int64_t piece = std::int64_t{8} << 20;  // elements copied and added at once; a multiple of kSquaresChunk
   };
 
@@ -45,19 +48,29 @@ class HostSums {
   void written(int unit);
 
  private:
-  static constexpr int kSlots = 4;
   struct UnitSum {
     at::Tensor sum;
     std::vector<std::vector<double>> squares;  // by range, by kSquaresChunk elements; the lane's until `last` has run
     tiers::HostLane::Ticket last = 0;
     Ledger::Entry bytes;
   };
-  struct Slot {
-    at::Tensor memory;  // bytes; none where the device is the host
-    tiers::HostLane::Ticket busy_until = 0;
+  /// A sum on its way: the lane's job keeps its device memory.
+  struct Flight {
+    tiers::HostLane::Ticket ticket;
+    std::int64_t elements;
+  };
+  /// A piece of it, on the host once `copied` is reached.
+  struct Piece {
+    int range;
+    std::int64_t begin;  // in its range
+    at::Tensor values;
+    tiers::DeviceEvent copied;
   };
 
   UnitSum& at(int unit) { return units_[static_cast<std::size_t>(unit)]; }
+
+  Piece fetch(const at::Tensor& sum, std::int64_t index);
+  void add(UnitSum& unit, const Piece& piece, bool first);
 
   const int ranges_;
   const c10::Device device_;
@@ -65,8 +78,9 @@ class HostSums {
   tiers::HostLane& lane_;
   const tiers::DeviceStream copies_;
   std::vector<UnitSum> units_;
-  std::array<Slot, kSlots> slots_;
-  std::size_t next_slot_ = 0;
+  std::deque<Flight> flights_;  // the caller's; oldest first
+  std::int64_t in_flight_ = 0;
+  std::array<at::Tensor, 2> slots_;  // bytes, the lane's; none where the device is the host
   Ledger::Entry staging_bytes_;
 };
 

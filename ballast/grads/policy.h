@@ -16,7 +16,7 @@ struct GradPolicy {
   bool overlap = true;                       // launch a unit's reduction as soon as its gradients are complete
   std::int64_t max_in_flight = 0;            // elements being reduced at once; one unit may exceed it
   c10::ScalarType accumulate = c10::kFloat;  // where more than one contribution is added up
-  bool on_host = false;                        // sums of units whose update runs on the host rest in host memory
+  bool on_host = false;                      // sums of units whose update runs on the host rest in host memory
   std::optional<c10::ScalarType> communicate;  // across ranks; unset: the unit's compute dtype
 };
 

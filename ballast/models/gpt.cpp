@@ -11,6 +11,18 @@ namespace ballast::models {
 
 namespace nn = torch::nn;
 
+namespace {
+
+// On rows: with two dimensions the bias is added inside the matrix product, with three in a pass of its own (measured
+// on an H200: a tenth of a step).
+at::Tensor project(const nn::Linear& linear, const at::Tensor& x) {
+  at::DimVector shape(x.sizes());
+  shape.back() = linear->options.out_features();
+  return at::linear(x.reshape({-1, x.size(-1)}), linear->weight, linear->bias).view(shape);
+}
+
+}  // namespace
+
 AttentionImpl::AttentionImpl(const GptOptions& options) : heads(options.heads) {
   qkv = register_module("qkv", nn::Linear(options.width, 3 * options.width));
   projection = register_module("projection", nn::Linear(options.width, options.width));
@@ -19,11 +31,11 @@ AttentionImpl::AttentionImpl(const GptOptions& options) : heads(options.heads) {
 
 at::Tensor AttentionImpl::forward(const at::Tensor& x) {
   const std::int64_t batch = x.size(0), length = x.size(1), width = x.size(2);
-  const auto split = qkv(x).view({batch, length, 3, heads, width / heads}).permute({2, 0, 3, 1, 4}).unbind(0);
+  const auto split = project(qkv, x).view({batch, length, 3, heads, width / heads}).permute({2, 0, 3, 1, 4}).unbind(0);
   const double p = is_training() ? dropout->options.p() : 0;
   const auto mixed =
       at::scaled_dot_product_attention(split[0], split[1], split[2], /*attn_mask=*/{}, p, /*is_causal=*/true);
-  return dropout(projection(mixed.transpose(1, 2).reshape({batch, length, width})));
+  return dropout(project(projection, mixed.transpose(1, 2).reshape({batch, length, width})));
 }
 
 MlpImpl::MlpImpl(const GptOptions& options) {
@@ -32,7 +44,9 @@ MlpImpl::MlpImpl(const GptOptions& options) {
   dropout = register_module("dropout", nn::Dropout(options.dropout));
 }
 
-at::Tensor MlpImpl::forward(const at::Tensor& x) { return dropout(projection(at::gelu(expand(x), "tanh"))); }
+at::Tensor MlpImpl::forward(const at::Tensor& x) {
+  return dropout(project(projection, at::gelu(project(expand, x), "tanh")));
+}
 
 BlockImpl::BlockImpl(const GptOptions& options) {
   const nn::LayerNormOptions norm({options.width});

@@ -31,7 +31,7 @@ TEST(Placement, OfNothingIsTheDevice) {
   EXPECT_EQ(config.offload_param.max_in_cpu, 1'000'000'000);
   EXPECT_EQ(config.offload_gradients.device, GradientDevice::kAuto);
   EXPECT_EQ(config.offload_gradients.nvme_path, "");
-  EXPECT_EQ(config.sub_group_size, 4'194'304);
+  EXPECT_EQ(config.sub_group_size, 16'777'216);
   EXPECT_EQ(gradient_device(config), OffloadDevice::kNone);
 }
 
@@ -149,13 +149,13 @@ TEST(Placement, WhatAnotherPlacementWouldNeedIsListed) {
 }
 
 TEST(SubGroupSize, BeyondTheGreatestChunkMeansIt) {
-  EXPECT_EQ(read(R"({"sub_group_size": 4194304})").sub_group_size, 4'194'304);
-  EXPECT_TRUE(notices(R"({"sub_group_size": 4194304})").empty());
+  EXPECT_EQ(read(R"({"sub_group_size": 16777216})").sub_group_size, 16'777'216);
+  EXPECT_TRUE(notices(R"({"sub_group_size": 16777216})").empty());
   EXPECT_EQ(read(R"({"sub_group_size": 64})").sub_group_size, 64);
-  EXPECT_EQ(read(R"({"sub_group_size": 1e9})").sub_group_size, 4'194'304);
+  EXPECT_EQ(read(R"({"sub_group_size": 1e9})").sub_group_size, 16'777'216);
   EXPECT_EQ(
       notices(R"({"sub_group_size": 1e9})"),
-      std::vector<std::string>{"zero_optimization.sub_group_size = 1000000000 means 4194304, the greatest chunk"});
+      std::vector<std::string>{"zero_optimization.sub_group_size = 1000000000 means 16777216, the greatest chunk"});
   EXPECT_EQ(error_of(zero(R"({"sub_group_size": 63})")),
             "[config.parse] out of range (zero_optimization.sub_group_size = 63; want an integer >= 64)");
 }
