@@ -61,7 +61,7 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module_in, const Config& c
 
   const std::vector<Tier> states_tier = place_states(layout, policies.optimizer);
   if (policies.optimizer.tier != Tier::kDevice)
-    lane = std::make_unique<tiers::HostLane>(world.device(), host_threads(config, *rounds));
+    lane = std::make_unique<tiers::HostLane>(world.device(), host_threads(config, *rounds, world.device()));
   optimizer = std::make_unique<OptimizerStates>(layout, config.optimizer, policies.optimizer, states_tier, world.rank(),
                                                 world.device(), lane.get(), ledger);
   params = std::make_unique<ParamStore>(

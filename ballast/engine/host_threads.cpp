@@ -31,12 +31,13 @@ int processors() {
 
 }  // namespace
 
-int host_threads(const Config& config, Rounds& rounds) {
+int host_threads(const Config& config, Rounds& rounds, c10::Device device) {
   const double mine = static_cast<double>(std::hash<std::string>()(machine()) >> 12);  // what a double holds exactly
   int here = 0;
   for (const auto& values : rounds.exchange({mine})) here += values.front() == mine ? 1 : 0;
   const int wanted = config.zero.offload_optimizer.threads;
-  return wanted > 0 ? wanted : std::max(1, processors() / here);
+  const int share = std::max(1, processors() / here);
+  return wanted > 0 ? wanted : device.is_cpu() || share < 4 ? share : share - 1;
 }
 
 }  // namespace ballast
