@@ -55,10 +55,11 @@ class Rehearsal {
     for (const Unit& u : layout_.units) {
       UnitBytes& mine = bytes(u.id);
       const std::int64_t kept = policies_.params.sharded ? u.shard : u.padded;
-      mine.params = ledger_->track(MemoryKind::kParams, Tier::kDevice, kept * size_of(u.compute_dtype));
+      mine.params = ledger_->track(MemoryKind::kParams, policies_.params.tier, kept * size_of(u.compute_dtype));
       if (u.trainable) {
         const Tier tier = states_tier_[static_cast<std::size_t>(u.id)];
-        const bool bound = u.compute_dtype == c10::kFloat && tier == Tier::kDevice;
+        const bool bound =
+            u.compute_dtype == c10::kFloat && tier == Tier::kDevice && !policies_.optimizer.masters_apart;
         const std::int64_t states = policies_.optimizer.whole ? u.padded : u.shard;
         mine.optimizer = ledger_->track(MemoryKind::kOptimizer, tier, (moments_ + (bound ? 0 : 1)) * states * 4);
         mine.sum_stays = tier != Tier::kDevice && policies_.grads.on_host;

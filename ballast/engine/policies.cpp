@@ -36,10 +36,9 @@ Tier tier_of(OffloadDevice device) {
 Policies make_policies(const Config& config, int world) {
   const ZeroConfig& zero = config.zero;
   check_placements(zero);
-  if (zero.offload_param.device != OffloadDevice::kNone)
+  if (zero.offload_param.device == OffloadDevice::kNvme)
     throw ConfigError("engine.placement",
-                      "parameters can't be offloaded yet (zero_optimization.offload_param; leave it "
-                      "out: at stage 3 each rank keeps its shard on the device)");
+                      "parameters can't lie on NVMe yet (zero_optimization.offload_param.device; use \"cpu\")");
   if (gradient_device(zero) == OffloadDevice::kNvme)
     throw ConfigError("engine.placement",
                       "gradients can't lie on NVMe yet (zero_optimization.offload_gradients.device; "
@@ -47,7 +46,10 @@ Policies make_policies(const Config& config, int world) {
 
   Policies policies;
   policies.params.updates_whole = zero.stage == 0;
-  policies.params.sharded = zero.stage == 3 && world > 1;  // one rank's shard is everything
+  policies.params.tier = tier_of(zero.offload_param.device);
+  policies.params.pin_memory = zero.offload_param.pin_memory;
+  // One rank's shard is everything: it faults in only where it doesn't rest on the device.
+  policies.params.sharded = zero.stage == 3 && (world > 1 || policies.params.tier != Tier::kDevice);
   policies.params.limits = {zero.stage3_max_live_parameters, zero.stage3_prefetch_bucket_size};
   policies.params.persistent_unit = zero.stage3_param_persistence_threshold;
   policies.params.persistent_total = zero.stage3_model_persistence_threshold;
@@ -64,6 +66,7 @@ Policies make_policies(const Config& config, int world) {
   policies.grads.on_host = gradient_device(zero) != OffloadDevice::kNone;
 
   policies.optimizer.whole = zero.stage == 0;
+  policies.optimizer.masters_apart = policies.params.tier != Tier::kDevice;
   policies.optimizer.tier = tier_of(zero.offload_optimizer.device);
   policies.optimizer.offloaded = zero.offload_optimizer.ratio;
   policies.optimizer.pin_memory = zero.offload_optimizer.pin_memory;

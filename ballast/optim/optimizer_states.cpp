@@ -59,7 +59,7 @@ OptimizerStates::OptimizerStates(const Layout& layout, const OptimizerConfig& co
       fresh_(layout.parameters.size(), true) {
   for (const Unit& unit : layout.units) {
     at(unit.id).tier = tier[static_cast<std::size_t>(unit.id)];
-    at(unit.id).master_is_bound = unit.compute_dtype == at::kFloat && on_device(unit.id);
+    at(unit.id).master_is_bound = unit.compute_dtype == at::kFloat && on_device(unit.id) && !policy_.masters_apart;
   }
   if (lane_ != nullptr) plan_chunks();
 }

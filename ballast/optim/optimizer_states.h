@@ -25,6 +25,7 @@ struct OptimizerPolicy {
   bool whole = false;  // stage 0: every rank keeps all of a unit's states, else its shard of them
   Tier tier = Tier::kDevice;
   double offloaded = 1;                        // the share of the states that lies on `tier`, the rest on the device
+  bool masters_apart = false;                  // also of fp32 parameters: they don't rest on the device
   bool pin_memory = false;                     // buffers that are copied to a device
   std::int64_t chunk = std::int64_t{4} << 20;  // elements of a chunk off the device at most; a multiple of kShardAlign
   std::filesystem::path nvme_path;             // folder of the swap file, of Tier::kNvme

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 
@@ -20,10 +21,18 @@ ParamStore::ParamStore(const Layout& layout, const ParamPolicy& policy, std::vec
       lane_(lane),
       units_(layout.units.size()) {
   const at::NoGradGuard no_grad;
-  if (policy_.sharded) residency_ = std::make_unique<Residency>(layout_, rounds, gather_, ledger_, policy_.limits);
+  if (policy_.sharded)
+    residency_ = std::make_unique<Residency>(layout_, rounds, gather_, device, ledger_, policy_.limits);
   if (!policy_.sharded && lane_ != nullptr) gate_ = std::make_unique<UpdateGate>(layout_);
+  if (policy_.tier != Tier::kDevice) plan_host_memory(device);
   std::int64_t persistent_left = policy_.persistent_total;
   for (const Unit& unit : layout_.units) take_over(unit, device, original, persistent_left);
+}
+
+void ParamStore::plan_host_memory(c10::Device device) {
+  std::int64_t bytes = 0;
+  for (const Unit& unit : layout_.units) bytes += tiers::HostArena::bytes_of(unit.shard, unit.compute_dtype);
+  host_.emplace(bytes, policy_.pin_memory, device);
 }
 
 void ParamStore::take_over(const Unit& unit, c10::Device device, const OriginalSink& original,
@@ -51,8 +60,9 @@ void ParamStore::take_over(const Unit& unit, c10::Device device, const OriginalS
     if (gate_ && unit.trainable) gate_->adopt(unit.id, mine.full, &mine.watch, gather_->rank());
     return;
   }
-  mine.owned = mine.full.narrow(0, unit.shard_of(gather_->rank()).begin, unit.shard).clone();
-  mine.bytes = ledger_->track(MemoryKind::kParams, Tier::kDevice, unit.shard * element);
+  const at::Tensor shard = mine.full.narrow(0, unit.shard_of(gather_->rank()).begin, unit.shard);
+  mine.owned = host_ ? host_->allocate(unit.shard, unit.compute_dtype).copy_(shard) : shard.clone();
+  mine.bytes = ledger_->track(MemoryKind::kParams, policy_.tier, unit.shard * element);
   const bool persistent = unit.numel <= policy_.persistent_unit && unit.numel <= persistent_left;
   if (persistent) persistent_left -= unit.numel;
   residency_->adopt(unit.id, mine.full, mine.owned, members(unit), persistent);
@@ -100,6 +110,8 @@ void ParamStore::publish_on_lane(int unit, bool travels, std::function<void()> u
   const auto old_values_read = tiers::DeviceStream::mark_current(full(unit).device());
   const auto published = std::make_shared<tiers::DeviceEvent>();
   const auto ticket = lane_->submit([this, unit, travels, old_values_read, published, update = std::move(update)] {
+    // A copy to the device reads a shard on the host, where nothing but waiting holds this thread's writes back.
+    if (policy_.tier == Tier::kHost) old_values_read.synchronize();
     lane_->stream().wait_for(old_values_read);
     if (update) update();
     if (travels) start_publishing(unit).wait();
@@ -211,10 +223,27 @@ void ParamStore::rethrow_failure() const {
 
 void ParamStore::restore() {
   finish_publish();
+  if (host_ && !units_.empty() && !full(0).device().is_cpu()) {
+    give_back_on_host();
+    residency_.reset();
+  }
   if (residency_) residency_->restore();
   if (gate_) gate_->restore();
   residency_.reset();
   gate_.reset();
+}
+
+void ParamStore::give_back_on_host() {
+  const at::NoGradGuard no_grad;
+  const at::DisableRecordFunctionGuard unobserved;
+  for (const Unit& unit : layout_.units) {
+    hold(unit.id);
+    const at::Tensor values = full(unit.id).cpu();
+    for (const Slot& slot : unit.slots)
+      for (at::Tensor& tensor : parameters_[static_cast<std::size_t>(slot.parameter)])
+        tensor.set_data(values.narrow(0, slot.offset, slot.numel).view(tensor.sizes()));
+    let_go(unit.id);
+  }
 }
 
 ParamStore::~ParamStore() {

@@ -15,13 +15,16 @@
 #include "ballast/params/residency.h"
 #include "ballast/params/update_gate.h"
 #include "ballast/params/write_watch.h"
+#include "ballast/tiers/host_arena.h"
 
 namespace ballast {
 
 /// How a stage holds parameters. The one difference between stages 0, 1-2 and 3 here.
 struct ParamPolicy {
   bool updates_whole = false;  // stage 0: every rank updates all of a unit, nothing is gathered afterwards
-  bool sharded = false;        // stage 3 with peers: a rank keeps its shard, the rest faults in
+  bool sharded = false;        // stage 3: a rank keeps its shard, the rest faults in
+  Tier tier = Tier::kDevice;   // where shards rest
+  bool pin_memory = false;     // of shards on the host, next to a device
   ResidencyLimits limits;
   std::int64_t persistent_unit = 0;    // units of at most this many elements stay gathered ...
   std::int64_t persistent_total = 0;   // ... until these are used up
@@ -92,7 +95,8 @@ class ParamStore {
   std::exception_ptr failure() const;  // or null
   const Residency* residency() const { return residency_.get(); }
 
-  /// Full, ordinary parameters again. Collective.
+  /// Full, ordinary parameters again, in host memory where shards rested there (the device may not hold them all).
+  /// Collective.
   void restore();
 
  private:
@@ -112,6 +116,8 @@ class ParamStore {
   void publish_on_lane(int unit, bool travels, std::function<void()> update);
   PendingCollective start_publishing(int unit);
   void new_version(const Unit& unit, std::size_t slot);
+  void plan_host_memory(c10::Device device);
+  void give_back_on_host();
   void take_over(const Unit& unit, c10::Device device, const OriginalSink& original, std::int64_t& persistent_left);
 
   const Layout& layout_;
@@ -120,6 +126,7 @@ class ParamStore {
   std::shared_ptr<Communicator> gather_;
   std::shared_ptr<Ledger> ledger_;
   tiers::HostLane* lane_;
+  std::optional<tiers::HostArena> host_;  // for shards
   std::unique_ptr<Residency> residency_;  // only where sharded
   std::unique_ptr<UpdateGate> gate_;      // only with a lane, where not sharded
   std::vector<UnitParams> units_;

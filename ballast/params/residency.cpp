@@ -22,13 +22,14 @@ std::string text_of(const std::exception_ptr& cause) {
 
 }  // namespace
 
-Residency::Residency(const Layout& layout, Rounds& rounds, std::shared_ptr<Communicator> gather,
+Residency::Residency(const Layout& layout, Rounds& rounds, std::shared_ptr<Communicator> gather, c10::Device device,
                      std::shared_ptr<Ledger> ledger, ResidencyLimits limits)
     : layout_(layout),
       rounds_(rounds),
       gather_(std::move(gather)),
       ledger_(std::move(ledger)),
       limits_(limits),
+      copies_(device),
       states_(layout.units.size()) {}
 
 void Residency::adopt(int unit, at::Tensor full, at::Tensor shard, std::vector<std::vector<at::Tensor>> parameters,
@@ -134,7 +135,7 @@ void Residency::fault(const Lock& held, int unit) {
   prefetch(held);
 }
 
-void Residency::start_gather(const Lock&, int unit) {
+void Residency::start_gather(const Lock& held, int unit) {
   State& state = at(unit);
   rounds_.meet_on_unit(Call::kGather, unit);
   state.update.wait();
@@ -149,14 +150,32 @@ void Residency::start_gather(const Lock&, int unit) {
     live_ += size(unit);
     ahead_ += size(unit);
   }
-  state.gather = gather_->all_gather(state.storage.flat(), state.shard,
-                                     "unit " + layout_.units[static_cast<std::size_t>(unit)].name);
+  fetch(held, unit);
+}
+
+void Residency::fetch(const Lock&, int unit) {
+  State& state = at(unit);
+  const at::Tensor& flat = state.storage.flat();
+  const std::string what = "unit " + layout_.units[static_cast<std::size_t>(unit)].name;
+  if (state.shard.device() == flat.device()) {
+    state.gather = gather_->all_gather(flat, state.shard, what);
+    return;
+  }
+  // The memory may have been somebody's whose work is still queued on the current stream.
+  copies_.wait_for(tiers::DeviceStream::mark_current(flat.device()));
+  const tiers::DeviceStream::Scope on(copies_);
+  const at::Tensor slice = flat.narrow(0, gather_->rank() * state.shard.numel(), state.shard.numel());
+  slice.copy_(state.shard, /*non_blocking=*/true);
+  state.storage.used_on_current_stream();
+  state.fetched = copies_.mark();
+  state.gather = gather_->all_gather(flat, slice, what);
 }
 
 void Residency::finish_gather(const Lock&, int unit) {
   State& state = at(unit);
   if (state.residence != Residence::kGathering) return;
   state.gather.wait();
+  state.fetched.block_current_stream();
   state.residence = Residence::kMapped;
   state.watch.accept_all();
 }
@@ -241,8 +260,7 @@ void Residency::open_after(int unit, PendingUpdate update) {
   if (state.pins > 0) {
     state.update.wait();
     rounds_.meet_on_unit(Call::kGather, unit);
-    state.gather = gather_->all_gather(state.storage.flat(), state.shard,
-                                       "unit " + layout_.units[static_cast<std::size_t>(unit)].name);
+    fetch(lock, unit);
     state.residence = Residence::kGathering;
     finish_gather(lock, unit);
   } else if (state.persistent) {

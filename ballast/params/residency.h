@@ -24,7 +24,7 @@ namespace ballast {
 
 /// Where a sharded unit's full values are. Device bytes a rank: P = padded unit bytes, W = world size.
 enum class Residence : std::uint8_t {
-  kSharded,    // P/W; storage unmapped
+  kSharded,    // P/W, or nothing where shards rest on the host; storage unmapped
   kGathering,  // P/W + P; a prefetch, not readable yet
   kMapped,     // P/W + P; may leave when nothing pins it
 };
@@ -44,13 +44,13 @@ struct ResidencyLimits {
 /// same time would make the order of gathers a matter of timing: refused.
 class Residency final : public FaultHandler {
  public:
-  Residency(const Layout& layout, Rounds& rounds, std::shared_ptr<Communicator> gather, std::shared_ptr<Ledger> ledger,
-            ResidencyLimits limits);
+  Residency(const Layout& layout, Rounds& rounds, std::shared_ptr<Communicator> gather, c10::Device device,
+            std::shared_ptr<Ledger> ledger, ResidencyLimits limits);
   ~Residency() override { abandon(); }  // also after a constructor of ParamStore that threw
 
   /// Takes over a sharded unit. full: [padded], the parameters are views of its storage; it is unmapped here. shard:
-  /// [shard], this rank's values, read by every later gather. parameters: by slot, the tensors that are views of it.
-  /// persistent: gathered now and after every update.
+  /// [shard], this rank's values, on the device or the host, read by every later gather. parameters: by slot, the
+  /// tensors that are views of it. persistent: gathered now and after every update.
   void adopt(int unit, at::Tensor full, at::Tensor shard, std::vector<std::vector<at::Tensor>> parameters,
              bool persistent);
 
@@ -96,7 +96,8 @@ class Residency final : public FaultHandler {
     bool managed = false, persistent = false;
     bool touched = false;  // since it was mapped: a prefetched unit that nothing has used yet isn't
     int pins = 0;
-    PendingUpdate update;  // of the shard
+    PendingUpdate update;        // of the shard
+    tiers::DeviceEvent fetched;  // the shard is on the device, where it rests on the host
     PendingCollective gather;
     Ledger::Entry bytes;
   };
@@ -108,6 +109,7 @@ class Residency final : public FaultHandler {
   void use(const Lock& held, int unit);
   void fault(const Lock& held, int unit);
   void start_gather(const Lock& held, int unit);
+  void fetch(const Lock& held, int unit);
   void finish_gather(const Lock& held, int unit);
   bool make_room(const Lock& held, std::int64_t elements, bool for_prefetch);
   void prefetch(const Lock& held);
@@ -121,6 +123,7 @@ class Residency final : public FaultHandler {
   std::shared_ptr<Communicator> gather_;
   std::shared_ptr<Ledger> ledger_;
   ResidencyLimits limits_;
+  tiers::DeviceStream copies_;  // from shards on the host to the device, beside the computation
 
   mutable std::mutex
       mutex_;  // guards everything below; held across a gather, since the order of gathers is what it keeps

@@ -29,7 +29,7 @@ struct Sharded {
   Sharded(const World& world, std::int64_t units_live, std::int64_t units_ahead)
       : rounds(world.communicator("agree", at::kCPU), 0,
                [this](int unit) { return layout.units[static_cast<std::size_t>(unit)].name; }),
-        residency(layout, rounds, world.communicator("gather", at::kCPU), ledger,
+        residency(layout, rounds, world.communicator("gather", at::kCPU), at::kCPU, ledger,
                   {units_live * 2 * kWidth, units_ahead * 2 * kWidth}) {
     for (int u = 0; u < 4; ++u) {
       const at::Tensor full = at::full({2 * kWidth}, u + 1.0);

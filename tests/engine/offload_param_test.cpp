@@ -1,0 +1,79 @@
+// Parameters that rest in host memory at stage 3, and fault in from there, in every placement of the optimizer's
+// states.
+#include <torch/torch.h>
+
+#include "ballast/comm/testing.h"
+#include "tests/engine/support/cases.h"
+#include "tests/engine/support/zoo.h"
+
+namespace ballast::testing {
+namespace {
+
+using Masters = std::map<std::string, at::Tensor>;
+
+Masters train(const World& world, const Cell& cell, const nlohmann::json& zero, bool evaluate) {
+  Board unused(world.size());
+  auto model = std::make_shared<Zoo>();
+  nlohmann::json changes = Zoo::leaf_settings();
+  changes.merge_patch({{"zero_optimization", zero}, {"gradient_clipping", 0.5}});
+  Session session(model, settings(cell, 1, changes), world, unused);
+  for (int step = 0; step < 4; ++step) {
+    for (int k = 0; k <= step % 2; ++k)
+      session.engine().backward(model->loss(sample(step, k, world.rank(), world.device())));
+    EXPECT_TRUE(session.engine().step().applied);
+    if (!evaluate) continue;
+    const torch::NoGradGuard no_grad;
+    EXPECT_TRUE(std::isfinite(model->loss(sample(step, 7, world.rank(), world.device())).item<double>()));
+  }
+  return session.masters();
+}
+
+TEST(OffloadParam, HasTheBitsOfParametersOnTheDevice) {
+  const std::vector<nlohmann::json> optimizers{
+      {{"device", "none"}}, {{"device", "cpu"}}, {{"device", "cpu"}, {"ratio", 0.5}}};
+  for (int size : {1, 2})
+    for (DType dtype : {DType::kFloat32, DType::kBFloat16})
+      run_ranks(
+          size,
+          [&](const World& world) {
+            for (const nlohmann::json& optimizer : optimizers) {
+              const Cell cell{3, false, dtype, false};
+              const nlohmann::json on_device = {{"offload_optimizer", optimizer}};
+              nlohmann::json on_host = on_device;
+              on_host["offload_param"] = {{"device", "cpu"}};
+              const Masters want = train(world, cell, on_device, false);
+              for (std::int64_t live : {1, 300, 1'000'000'000}) {
+                on_host["stage3_max_live_parameters"] = live;
+                for (bool evaluate : {false, true})
+                  for (const auto& [name, value] : train(world, cell, on_host, evaluate))
+                    EXPECT_TRUE(bit_equal(value, want.at(name)))
+                        << name << ", world " << size << ", " << optimizer << ", live " << live;
+              }
+            }
+          },
+          thread_options());
+}
+
+TEST(OffloadParam, ShardsCountAsHostMemoryAndTheModuleComesBackWhole) {
+  run_ranks(
+      1,
+      [&](const World& world) {
+        auto model = std::make_shared<torch::nn::Linear>(64, 64)->ptr();
+        const at::Tensor before = model->parameters()[0].detach().clone();
+        const auto config = Config::from_json(
+            {{"train_micro_batch_size_per_gpu", 1},
+             {"bf16", {{"enabled", true}}},
+             {"zero_optimization",
+              {{"stage", 3}, {"stage3_param_persistence_threshold", 0}, {"offload_param", {{"device", "cpu"}}}}}});
+        Engine engine(model, config, world);
+        EXPECT_EQ(engine.memory().cell(MemoryKind::kParams, Tier::kDevice).now, 0);
+        EXPECT_EQ(engine.memory().cell(MemoryKind::kParams, Tier::kHost).now, 2 * (64 * 64 + 64));
+        EXPECT_EQ(engine.memory().cell(MemoryKind::kGathered, Tier::kDevice).now, 0);
+        engine.shutdown();
+        EXPECT_TRUE(at::equal(model->parameters()[0].cpu(), before.to(at::kBFloat16)));
+      },
+      thread_options());
+}
+
+}  // namespace
+}  // namespace ballast::testing
