@@ -88,8 +88,9 @@ std::string Rounds::describe(const AgreementMessage& message) const {
       text << "zero_grad()";
       after();
       break;
-    case Call::kShutdown:
-      text << "shutdown()";
+    case Call::kMoveStates:
+      text << "offload_states() or reload_states()";
+      after();
       break;
   }
   text << " in window " << message.window;

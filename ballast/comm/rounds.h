@@ -19,7 +19,7 @@ enum class Call : std::uint32_t {
   kGathered,  // gathered(...), at its begin and end
   kCoalesce,  // the end of coalesce_grad_reduction()
   kZeroGrad,  // zero_grad(), where backwards reduce
-  kShutdown,
+  kMoveStates,  // offload_states(), reload_states()
 };
 
 /// What this rank counts, put into every message, so that a difference is found and can be told.

@@ -153,6 +153,7 @@ void Engine::Impl::take_gradient(int parameter, const at::Tensor& gradient) {
 
 void Engine::Impl::backward(const at::Tensor& loss, const BackwardOptions& options) {
   check_usable();
+  refuse_while_away("engine.backward");
   if (!loss.defined() || loss.numel() != 1)
     throw UseError("engine.backward", "the loss is not one number (shape ",
                    loss.defined() ? c10::str(loss.sizes()) : "undefined", "; reduce it, e.g. loss.mean())");
@@ -211,6 +212,7 @@ void Engine::Impl::backward(const at::Tensor& loss, const BackwardOptions& optio
 
 // As step() does: ranks with fewer backwards join the others' rounds here until everybody has come to its call.
 void Engine::Impl::meet(Call call, int unit) {
+  if (call != Call::kMoveStates) refuse_while_away("engine.access");
   while (!reducer->round(call, announce(false), unit).all_arrived) {
   }
   if (lane) lane->drain();  // the communicators are this thread's from here on
@@ -243,6 +245,7 @@ StepReport Engine::Impl::report(StepReason reason, const Agreed& agreed) const {
 StepReport Engine::Impl::step() {
   const trace::Span span("caller", "step");
   check_usable();
+  refuse_while_away("engine.step");
   params->refuse_changed_module();
   params->refuse_lost_writes();
   const at::NoGradGuard no_grad;

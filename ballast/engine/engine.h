@@ -29,6 +29,8 @@ struct BackwardOptions {
   bool retain_graph = false;
 };
 
+enum class StateKind : std::uint8_t { kParameters, kGradients, kOptimizer };
+
 struct Counters {
   std::int64_t global_steps = 0;  // window ends with something in them: applied + skipped, as DeepSpeed counts
   std::int64_t applied_steps = 0;
@@ -78,6 +80,14 @@ class Engine {
 
   /// Waits for everything in flight.
   void synchronize();
+
+  /// Collective. Gives the device's memory back between phases of training (a backend that generates in between): takes
+  /// these kinds of states to host memory, the allocator's cache included. An operator that needs a parameter meanwhile
+  /// brings its unit back; backward(), step() and access by name want reload_states() first (UseError).
+  void offload_states(const std::vector<StateKind>& kinds = {StateKind::kParameters, StateKind::kGradients,
+                                                             StateKind::kOptimizer});
+  /// Collective. Brings them all back, bit for bit. Nothing to do where none are away.
+  void reload_states();
 
   /// Collective, between calls. Names are the module's dotted parameter names (each name of a tied parameter works).
   /// full_grad: fp32, what the window has so far, divided by its normaliser, before clipping; undefined tensor where no

@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "ballast/engine/engine.h"
@@ -55,6 +56,8 @@ struct Engine::Impl {
   std::unique_ptr<HostSums> make_host_sums(const std::vector<Tier>& states_tier);
   void drop_window();
   void end_coalesce();
+  void rebind(int unit);
+  void refuse_while_away(const char* operation) const;
   /// Collective. UseError on all ranks where one wrote a parameter of these units that is not its own to write.
   void refuse_lost_writes_anywhere(const std::vector<int>& units);
   void end_gathered(const std::vector<int>& parameters, std::optional<int> writer);
@@ -86,6 +89,7 @@ struct Engine::Impl {
   bool in_backward = false;
   bool gradient_arrived = false;  // in the backward that runs now
   bool warned_rounded_weight = false;
+  std::set<StateKind> away;    // taken to the host by offload_states()
   std::exception_ptr failure;  // ended the engine
   std::exception_ptr kept;     // of a guard's destructor, thrown by the next call
   // Ends before what its jobs work on, after what feeds it. Null where all states lie on the device.

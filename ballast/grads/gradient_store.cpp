@@ -132,6 +132,19 @@ void GradientStore::overwrite(int parameter, const at::Tensor& sum) {
   active_[static_cast<std::size_t>(parameter)] = true;
 }
 
+void GradientStore::move(c10::Device to, Tier tier) {
+  for (UnitGrads& unit : units_) {
+    if (unit.local.defined()) {
+      unit.local = unit.local.to(to);
+      unit.local_bytes = ledger_->track(MemoryKind::kGrads, tier, bytes_of(unit.local));
+    }
+    if (unit.sum.defined()) {
+      unit.sum = unit.sum.to(to);
+      unit.sum_bytes = ledger_->track(MemoryKind::kGrads, tier, bytes_of(unit.sum));
+    }
+  }
+}
+
 void GradientStore::release(int unit) {
   at(unit).landed = false;
   at(unit).sum.reset();

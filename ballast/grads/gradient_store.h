@@ -56,6 +56,9 @@ class GradientStore {
   /// still here count as part of it.
   void overwrite(int parameter, const at::Tensor& sum);
 
+  /// Takes what lies on the device to host memory or back, bit for bit. tier: which of the two `to` is.
+  void move(c10::Device to, Tier tier);
+
   /// Lets the unit's sum go: its update has read it.
   void release(int unit);
   /// Drops the whole window.

@@ -133,6 +133,15 @@ void OptimizerStates::set_initial(const Unit& unit, const at::Tensor& original) 
                               (moments + (mine.master_is_bound ? 0 : 1)) * kept.size() * 4);
 }
 
+void OptimizerStates::move(c10::Device to, Tier tier) {
+  for (UnitStates& unit : units_) {
+    if (unit.tier != Tier::kDevice || unit.bytes.bytes() == 0) continue;
+    for (at::Tensor* state : {&unit.master, &unit.first, &unit.second})
+      if (state->defined() && !(unit.master_is_bound && state == &unit.master)) *state = state->to(to);
+    unit.bytes = ledger_->track(MemoryKind::kOptimizer, tier, unit.bytes.bytes());
+  }
+}
+
 void OptimizerStates::bind(int unit, const at::Tensor& owned) {
   UnitStates& mine = at(unit);
   mine.bound = owned;

@@ -88,6 +88,9 @@ class OptimizerStates {
   Update prepare(int unit, at::Tensor sum, const UpdateStep& step);
   /// Updates masters, moments and the bound parameters. Off the device: on the host lane's thread.
   void run(const Update& update);
+  /// Takes the states that lie on the device to host memory or back, bit for bit. Masters that are the parameters
+  /// themselves go with these. Nothing else may be called in between. tier: which of the two `to` is.
+  void move(c10::Device to, Tier tier);
   /// Ends what the host lane's thread drives, on that thread.
   void close() { chunks_.reset(); }
 

@@ -50,12 +50,7 @@ void ParamStore::take_over(const Unit& unit, c10::Device device, const OriginalS
       tensor.set_data(mine.full.narrow(0, slot.offset, slot.numel).view(tensor.sizes()));
   const auto element = static_cast<std::int64_t>(mine.full.element_size());
   if (!policy_.sharded) {
-    const Range range = owned_range(unit.id);
-    // A second tensor over the same memory: the module's storage is unmapped while an update writes here.
-    const bool hides = gate_ && mine.full.numel() > 0;
-    mine.whole =
-        hides ? at::from_blob(mine.full.mutable_data_ptr(), mine.full.sizes(), mine.full.options()) : mine.full;
-    mine.owned = mine.whole.narrow(0, range.begin, range.size());
+    alias_whole(unit.id);
     mine.bytes = ledger_->track(MemoryKind::kParams, Tier::kDevice, unit.padded * element);
     if (gate_ && unit.trainable) gate_->adopt(unit.id, mine.full, &mine.watch, gather_->rank());
     return;
@@ -66,6 +61,55 @@ void ParamStore::take_over(const Unit& unit, c10::Device device, const OriginalS
   const bool persistent = unit.numel <= policy_.persistent_unit && unit.numel <= persistent_left;
   if (persistent) persistent_left -= unit.numel;
   residency_->adopt(unit.id, mine.full, mine.owned, members(unit), persistent);
+}
+
+// A second tensor over the same memory: the module's storage is unmapped while an update writes here.
+void ParamStore::alias_whole(int unit) {
+  UnitParams& mine = units_[static_cast<std::size_t>(unit)];
+  const bool hides = gate_ && mine.full.numel() > 0;
+  mine.whole = hides ? at::from_blob(mine.full.mutable_data_ptr(), mine.full.sizes(), mine.full.options()) : mine.full;
+  const Range range = owned_range(unit);
+  mine.owned = mine.whole.narrow(0, range.begin, range.size());
+}
+
+void ParamStore::take_away(const std::function<void(int unit)>& rebind) {
+  finish_publish();
+  if (policy_.sharded) {
+    if (policy_.tier == Tier::kDevice) move_shards(c10::kCPU, Tier::kHost, rebind);
+    return;
+  }
+  if (!gate_) gate_ = std::make_unique<UpdateGate>(layout_);
+  gate_->on_moved([this, rebind](int unit) {
+    alias_whole(unit);
+    UnitParams& mine = units_[static_cast<std::size_t>(unit)];
+    mine.bytes = ledger_->track(MemoryKind::kParams, Tier::kDevice, mine.bytes.bytes());
+    rebind(unit);
+  });
+  for (const Unit& unit : layout_.units) {
+    UnitParams& mine = units_[static_cast<std::size_t>(unit.id)];
+    if (!gate_->manages(unit.id))
+      gate_->adopt(unit.id, mine.full, unit.trainable ? &mine.watch : nullptr, gather_->rank());
+    mine.whole.reset();
+    mine.owned.reset();
+    gate_->take_away(unit.id);
+    mine.bytes = ledger_->track(MemoryKind::kParams, Tier::kHost, mine.bytes.bytes());
+  }
+}
+
+void ParamStore::bring_back(const std::function<void(int unit)>& rebind) {
+  if (policy_.sharded && policy_.tier == Tier::kDevice) move_shards(full(0).device(), Tier::kDevice, rebind);
+  finish_publish();
+}
+
+void ParamStore::move_shards(c10::Device to, Tier tier, const std::function<void(int unit)>& rebind) {
+  const at::NoGradGuard no_grad;
+  for (const Unit& unit : layout_.units) {
+    UnitParams& mine = units_[static_cast<std::size_t>(unit.id)];
+    mine.owned = mine.owned.to(to);
+    mine.bytes = ledger_->track(MemoryKind::kParams, tier, mine.bytes.bytes());
+    residency_->move_shard(unit.id, mine.owned, /*regather=*/tier == Tier::kDevice);
+    rebind(unit.id);
+  }
 }
 
 std::vector<std::vector<at::Tensor>> ParamStore::members(const Unit& unit) const {

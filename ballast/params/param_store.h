@@ -64,6 +64,11 @@ class ParamStore {
   void finish_launching();
   /// Waits until owned(unit) and, where it is whole, the module's copy have their newest values.
   void settle(int unit);
+  /// Takes the parameters that lie on the device to host memory, or back. An operator that needs whole parameters
+  /// meanwhile brings them back itself; shards are read where they are. rebind(unit): owned(unit) is another tensor
+  /// now.
+  void take_away(const std::function<void(int unit)>& rebind);
+  void bring_back(const std::function<void(int unit)>& rebind);
   /// publish() gathers the unit at once, so that its update should come first.
   bool persistent(int unit) const { return residency_ && residency_->persistent(unit); }
 
@@ -116,6 +121,8 @@ class ParamStore {
   void publish_on_lane(int unit, bool travels, std::function<void()> update);
   PendingCollective start_publishing(int unit);
   void new_version(const Unit& unit, std::size_t slot);
+  void move_shards(c10::Device to, Tier tier, const std::function<void(int unit)>& rebind);
+  void alias_whole(int unit);
   void plan_host_memory(c10::Device device);
   void give_back_on_host();
   void take_over(const Unit& unit, c10::Device device, const OriginalSink& original, std::int64_t& persistent_left);

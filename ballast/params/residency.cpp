@@ -269,6 +269,20 @@ void Residency::open_after(int unit, PendingUpdate update) {
   }
 }
 
+void Residency::move_shard(int unit, at::Tensor shard, bool regather) {
+  const at::DisableRecordFunctionGuard unobserved;
+  Lock lock(mutex_);
+  State& state = at(unit);
+  if (!state.managed) return;
+  state.update.wait();
+  if (state.residence != Residence::kSharded && state.pins == 0) drop(lock, unit);
+  state.shard = std::move(shard);
+  if (regather && state.persistent && state.residence == Residence::kSharded) {
+    start_gather(lock, unit);
+    finish_gather(lock, unit);
+  }
+}
+
 void Residency::settle(int unit) {
   Lock lock(mutex_);
   at(unit).update.wait();

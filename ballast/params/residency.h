@@ -70,6 +70,9 @@ class Residency final : public FaultHandler {
   void open_after(int unit, PendingUpdate update);
   /// Waits until the shard has its newest values.
   void settle(int unit);
+  /// The shard rests in this memory from now on, with the same values. What is mapped goes; regather: persistent units
+  /// are gathered again.
+  void move_shard(int unit, at::Tensor shard, bool regather);
   bool persistent(int unit) const { return at(unit).persistent; }
   /// The slot of a parameter whose mapped copy somebody wrote in place: that would be lost.
   std::optional<std::size_t> lost_write(int unit) const;

@@ -1,5 +1,9 @@
 #include "ballast/params/update_gate.h"
 
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+
 #include "ballast/base/error.h"
 
 namespace ballast {
@@ -30,6 +34,8 @@ void UpdateGate::open_after(int unit, PendingUpdate update) {
 }
 
 void UpdateGate::hold(int unit) {
+  const at::NoGradGuard no_grad;
+  const at::DisableRecordFunctionGuard unobserved;
   Lock lock(mutex_);
   settle(lock, unit);
   ++at(unit).holds;
@@ -42,22 +48,42 @@ void UpdateGate::let_go(int unit) noexcept {
 
 void UpdateGate::settle(const Lock&, int unit) {
   State& state = at(unit);
-  if (!state.update) return;
-  state.update.wait();
-  state.storage.put_back();
+  if (state.update) {
+    state.update.wait();
+    state.storage.put_back();
+  }
+  if (state.away.defined()) {
+    state.storage.map();
+    state.storage.flat().copy_(state.away);
+    state.away.reset();
+    if (moved_) moved_(unit);
+  }
+}
+
+void UpdateGate::take_away(int unit) {
+  const at::NoGradGuard no_grad;
+  const at::DisableRecordFunctionGuard unobserved;
+  Lock lock(mutex_);
+  settle(lock, unit);
+  State& state = at(unit);
+  if (!state.managed || state.holds > 0 || state.storage.flat().numel() == 0) return;
+  state.away = state.storage.flat().to(at::kCPU, state.storage.flat().scalar_type(), false, /*copy=*/true);
+  state.storage.unmap();
 }
 
 void UpdateGate::settle(int unit) {
+  const at::NoGradGuard no_grad;
+  const at::DisableRecordFunctionGuard unobserved;
   Lock lock(mutex_);
   settle(lock, unit);
 }
 
 void UpdateGate::settle_all() {
-  Lock lock(mutex_);
-  for (std::size_t u = 0; u < states_.size(); ++u) settle(lock, static_cast<int>(u));
+  for (std::size_t u = 0; u < states_.size(); ++u) settle(static_cast<int>(u));
 }
 
 void UpdateGate::touch_and_pin(int unit) noexcept {
+  const at::NoGradGuard no_grad;
   Lock lock(mutex_);
   try {
     settle(lock, unit);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <vector>
 
@@ -35,6 +36,12 @@ class UpdateGate final : public FaultHandler {
   void settle_all();
   std::exception_ptr failure() const;
 
+  /// Takes the unit's values to host memory and frees the device's; the first operator that needs them brings them
+  /// back, to memory elsewhere. moved(unit): told of that, on the thread that runs the operator.
+  void take_away(int unit);
+  void on_moved(std::function<void(int unit)> moved) { moved_ = std::move(moved); }
+  bool manages(int unit) const { return at(unit).managed; }
+
   /// Ordinary storages again, settled.
   void restore();
 
@@ -46,12 +53,14 @@ class UpdateGate final : public FaultHandler {
   struct State {
     FaultStorage storage;
     PendingUpdate update;
+    at::Tensor away;  // the values on the host, while the device has none
     WriteWatch* watch = nullptr;
     bool managed = false;
     int holds = 0;
   };
   using Lock = std::unique_lock<std::mutex>;
   State& at(int unit) { return states_[static_cast<std::size_t>(unit)]; }
+  const State& at(int unit) const { return states_[static_cast<std::size_t>(unit)]; }
   void settle(const Lock& held, int unit);
   void abandon() noexcept;
 
@@ -59,6 +68,7 @@ class UpdateGate final : public FaultHandler {
   mutable std::mutex mutex_;  // guards all below
   std::vector<State> states_;
   std::exception_ptr failure_;
+  std::function<void(int)> moved_;
   FaultObserver observer_;  // last: no touch arrives before the state above stands
 };
 

@@ -23,7 +23,9 @@ void WriteWatch::accept_all() {
   for (std::size_t slot = 0; slot < slots_.size(); ++slot) accept(slot);
 }
 
-void WriteWatch::mark(std::size_t slot) { marked_[slot] = true; }
+void WriteWatch::mark(std::size_t slot) {
+  if (slot < marked_.size()) marked_[slot] = true;  // else nothing is watched
+}
 
 std::optional<std::size_t> WriteWatch::find() const {
   for (std::size_t slot = 0; slot < slots_.size(); ++slot)
