@@ -23,7 +23,7 @@ class WriteWatch {
   /// The values of this slot, or of all, are the engine's as they are now.
   void accept(std::size_t slot);
   void accept_all();
-  /// Somebody wrote to the slot without its version counter.
+  /// Somebody wrote to the slot without its version counter. Means nothing to a watch of nothing.
   void mark(std::size_t slot);
   /// The first slot that was written since it was accepted.
   std::optional<std::size_t> find() const;

@@ -46,7 +46,12 @@ TEST(WriteWatch, TakesTheWordOfWhoSawAWritePastTheCounter) {
   EXPECT_FALSE(watch.find());
 }
 
-TEST(WriteWatch, OfNothingFindsNothing) { EXPECT_FALSE(WriteWatch().find()); }
+TEST(WriteWatch, OfNothingFindsNothing) {
+  WriteWatch watch;
+  EXPECT_FALSE(watch.find());
+  watch.mark(0);
+  EXPECT_FALSE(watch.find());
+}
 
 }  // namespace
 }  // namespace ballast
