@@ -43,7 +43,7 @@ void HostSums::land(int unit, const at::Tensor& sum, bool first) {
     flights_.pop_front();
   }
   const auto computed = tiers::DeviceStream::mark_current(device_);
-  mine.last = lane_.submit([this, &mine, sum, first, computed] {
+  auto job = [this, &mine, sum, first, computed] {
     copies_.wait_for(computed);
     const std::int64_t pieces = ranges_ * ceil_div(sum.numel() / ranges_, options_.piece);
     Piece next = fetch(sum, 0);
@@ -52,7 +52,8 @@ void HostSums::land(int unit, const at::Tensor& sum, bool first) {
       if (i + 1 < pieces) next = fetch(sum, i + 1);  // travels while this one is added
       add(mine, piece, first);
     }
-  });
+  };
+  mine.last = lane_.submit(std::move(job), "gradients");
   flights_.push_back({mine.last, sum.numel()});
   in_flight_ += sum.numel();
 }

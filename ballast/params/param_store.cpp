@@ -153,14 +153,15 @@ void ParamStore::publish_on_lane(int unit, bool travels, std::function<void()> u
   // What the device still has to do with the old values comes before the new ones overwrite them.
   const auto old_values_read = tiers::DeviceStream::mark_current(full(unit).device());
   const auto published = std::make_shared<tiers::DeviceEvent>();
-  const auto ticket = lane_->submit([this, unit, travels, old_values_read, published, update = std::move(update)] {
+  auto job = [this, unit, travels, old_values_read, published, update = std::move(update)] {
     // A copy to the device reads a shard on the host, where nothing but waiting holds this thread's writes back.
     if (policy_.tier == Tier::kHost) old_values_read.synchronize();
     lane_->stream().wait_for(old_values_read);
     if (update) update();
     if (travels) start_publishing(unit).wait();
     *published = lane_->stream().mark();
-  });
+  };
+  const auto ticket = lane_->submit(std::move(job), "update");
   if (travels) last_on_lane_ = ticket;
   PendingUpdate pending(*lane_, ticket, published);
   if (gate_) {

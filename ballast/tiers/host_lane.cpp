@@ -19,12 +19,12 @@ HostLane::~HostLane() {
   thread_.join();
 }
 
-HostLane::Ticket HostLane::submit(std::function<void()> job) {
+HostLane::Ticket HostLane::submit(std::function<void()> job, const char* what) {
   Ticket ticket;
   {
     const std::lock_guard lock(mutex_);
     if (failure_) std::rethrow_exception(failure_);
-    queue_.push_back(std::move(job));
+    queue_.push_back({std::move(job), what});
     ticket = ++submitted_;
   }
   came_.notify_one();
@@ -62,16 +62,17 @@ void HostLane::work() {
   while (true) {
     came_.wait(lock, [&] { return !queue_.empty() || ending_; });
     if (queue_.empty()) return;
-    std::function<void()> job = std::move(queue_.front());
+    Job job = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
     std::exception_ptr error;
     try {
-      job();
+      if (before_job_) before_job_(job.what);
+      job.run();
     } catch (...) {
       error = std::current_exception();
     }
-    job = nullptr;  // what it holds goes before anybody hears that it has run
+    job.run = nullptr;  // what it holds goes before anybody hears that it has run
     lock.lock();
     ++done_;
     if (error) {

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "ballast/tiers/device_stream.h"
+#include "ballast/tiers/lane_hook.h"
 
 namespace ballast::tiers {
 
@@ -30,7 +31,8 @@ class HostLane {
   HostLane(const HostLane&) = delete;
   HostLane& operator=(const HostLane&) = delete;
 
-  Ticket submit(std::function<void()> job);
+  /// what: kind of the job, a literal.
+  Ticket submit(std::function<void()> job, const char* what = "states");
   /// Until this job and all before it have run.
   void wait(Ticket ticket);
   void drain();
@@ -43,13 +45,18 @@ class HostLane {
   const DeviceStream& stream() const { return stream_; }
 
  private:
+  struct Job {
+    std::function<void()> run;
+    const char* what;
+  };
   void work();
 
+  const testing::LaneHook::Body before_job_ = testing::LaneHook::current();
   const int threads_;
   const DeviceStream stream_;
   std::mutex mutex_;                     // guards all below; never held while a job runs
   std::condition_variable came_, went_;  // a job was queued (or the end); a job has run
-  std::deque<std::function<void()>> queue_;
+  std::deque<Job> queue_;
   Ticket submitted_ = 0, done_ = 0;
   bool ending_ = false;
   std::exception_ptr failure_;
