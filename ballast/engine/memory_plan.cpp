@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <deque>
+#include <numeric>
 #include <vector>
 
 #include "ballast/engine/policies.h"
+#include "ballast/grads/host_sums.h"
 #include "ballast/params/fault_order.h"
 
 namespace ballast {
@@ -34,9 +36,9 @@ class Rehearsal {
 
  private:
   struct UnitBytes {
-    Ledger::Entry params, optimizer, local, sum, gathered;
-    bool wide = false;       // local is in the accumulation dtype
-    bool sum_stays = false;  // in host memory, from the start to the end
+    Ledger::Entry params, optimizer, local, sum, gathered;  // optimizer: on the device
+    bool wide = false;                                      // local is in the accumulation dtype
+    bool sum_stays = false;                                 // in host memory, from the start to the end
     bool persistent = false;
     bool touched = false;  // since it was gathered
   };
@@ -61,7 +63,8 @@ class Rehearsal {
         const bool bound =
             u.compute_dtype == c10::kFloat && tier == Tier::kDevice && !policies_.optimizer.masters_apart;
         const std::int64_t states = policies_.optimizer.whole ? u.padded : u.shard;
-        mine.optimizer = ledger_->track(MemoryKind::kOptimizer, tier, (moments_ + (bound ? 0 : 1)) * states * 4);
+        if (tier == Tier::kDevice)
+          mine.optimizer = ledger_->track(MemoryKind::kOptimizer, tier, (moments_ + (bound ? 0 : 1)) * states * 4);
         mine.sum_stays = tier != Tier::kDevice && policies_.grads.on_host;
         if (mine.sum_stays) mine.sum = ledger_->track(MemoryKind::kGrads, Tier::kHost, kept_sum(u.id));
       }
@@ -72,6 +75,32 @@ class Rehearsal {
         map(u.id);
       }
     }
+    if (policies_.optimizer.tier != Tier::kDevice) build_off_device();
+  }
+
+  // StateChunks, UploadRing and the slots of HostSums.
+  void build_off_device() {
+    std::vector<std::int64_t> sizes;  // floats by chunk
+    std::int64_t longest_copy = 0;
+    for (const StateChunk& chunk : cut_states(layout_, policies_.optimizer, states_tier_)) {
+      sizes.push_back((1 + moments_) * chunk.range.size());
+      longest_copy = std::max(longest_copy, chunk.range.size() * size_of(unit(chunk.unit).compute_dtype));
+    }
+    const auto keep = [&](MemoryKind kind, Tier tier, std::int64_t bytes) {
+      off_device_.push_back(ledger_->track(kind, tier, bytes));
+    };
+    if (policies_.optimizer.tier == Tier::kNvme) {
+      const DiskChunkBytes disk = disk_chunk_bytes(sizes, policies_.optimizer.ring);
+      keep(MemoryKind::kOptimizer, Tier::kNvme, disk.file);
+      keep(MemoryKind::kStaging, Tier::kHost, disk.ring);
+    } else {
+      keep(MemoryKind::kOptimizer, Tier::kHost, 4 * std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0}));
+    }
+    keep(MemoryKind::kStaging, Tier::kHost, UploadRing::bytes(longest_copy, options_.device));
+    std::vector<std::int64_t> sums;
+    for (const Unit& u : layout_.units)
+      if (bytes(u.id).sum_stays) sums.push_back(kept_sum(u.id) / size_of(policies_.grads.accumulate));
+    keep(MemoryKind::kStaging, Tier::kHost, HostSums::staging_bytes(sums, options_.device, {}));
   }
 
   std::int64_t kept_sum(int id) const {
@@ -221,6 +250,7 @@ class Rehearsal {
   MemoryPlanOptions options_;
   std::shared_ptr<Ledger> ledger_ = Ledger::create();
   std::vector<UnitBytes> units_;
+  std::vector<Ledger::Entry> off_device_;
   std::vector<int> mapped_order_;  // oldest first
   FaultOrder order_;
   std::deque<Flight> flights_;

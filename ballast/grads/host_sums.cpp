@@ -12,11 +12,8 @@ namespace ballast {
 HostSums::HostSums(std::vector<std::int64_t> sizes, int ranges, c10::Device device, const Options& options,
                    tiers::HostLane& lane, const std::shared_ptr<Ledger>& ledger)
     : ranges_(ranges), device_(device), options_(options), lane_(lane), copies_(device), units_(sizes.size()) {
-  std::int64_t total = 0, longest = 0;
-  for (std::int64_t size : sizes) {
-    total += tiers::HostArena::bytes_of(size, options.accumulate);
-    longest = std::max(longest, size);
-  }
+  std::int64_t total = 0;
+  for (std::int64_t size : sizes) total += tiers::HostArena::bytes_of(size, options.accumulate);
   tiers::HostArena arena(total, false, device);  // only the staging slots are copied to
   for (std::size_t u = 0; u < sizes.size(); ++u) {
     if (sizes[u] == 0) continue;
@@ -27,12 +24,18 @@ HostSums::HostSums(std::vector<std::int64_t> sizes, int ranges, c10::Device devi
         std::vector<double>(static_cast<std::size_t>(ceil_div(sizes[u] / ranges, kernels::kSquaresChunk))));
     mine.bytes = ledger->track(MemoryKind::kGrads, Tier::kHost, static_cast<std::int64_t>(mine.sum.nbytes()));
   }
-  if (device.is_cpu()) return;
-  const std::int64_t slot = std::min(options.piece, longest);
-  const auto slots = static_cast<std::int64_t>(slots_.size());
-  tiers::HostArena staging(slots * tiers::HostArena::bytes_of(slot, at::kFloat), options.pin_memory, device);
-  for (at::Tensor& bytes : slots_) bytes = staging.allocate(slot * 4, at::kByte);
-  staging_bytes_ = ledger->track(MemoryKind::kStaging, Tier::kHost, slots * slot * 4);
+  const std::int64_t staged = staging_bytes(sizes, device.type(), options);
+  if (staged == 0) return;
+  tiers::HostArena staging(kSlots * tiers::HostArena::bytes_of(staged / kSlots, at::kByte), options.pin_memory, device);
+  for (at::Tensor& bytes : slots_) bytes = staging.allocate(staged / kSlots, at::kByte);
+  staging_bytes_ = ledger->track(MemoryKind::kStaging, Tier::kHost, staged);
+}
+
+std::int64_t HostSums::staging_bytes(const std::vector<std::int64_t>& sizes, c10::DeviceType device,
+                                     const Options& options) {
+  if (device == c10::DeviceType::CPU || sizes.empty()) return 0;
+  const std::int64_t slot = std::min(options.piece, *std::max_element(sizes.begin(), sizes.end()));
+  return kSlots * slot * 4;
 }
 
 void HostSums::land(int unit, const at::Tensor& sum, bool first) {

@@ -34,6 +34,10 @@ class HostSums {
   HostSums(std::vector<std::int64_t> sizes, int ranges, c10::Device device, const Options& options,
            tiers::HostLane& lane, const std::shared_ptr<Ledger>& ledger);
 
+  /// What its staging slots take of the host's memory.
+  static std::int64_t staging_bytes(const std::vector<std::int64_t>& sizes, c10::DeviceType device,
+                                    const Options& options);
+
   bool keeps(int unit) const { return units_[static_cast<std::size_t>(unit)].sum.defined(); }
 
   /// Adds `sum` [size], on the device, any dtype, to what landed before; with `first`, to nothing.
@@ -48,6 +52,7 @@ class HostSums {
   void written(int unit);
 
  private:
+  static constexpr int kSlots = 2;
   struct UnitSum {
     at::Tensor sum;
     std::vector<std::vector<double>> squares;  // by range, by kSquaresChunk elements; the lane's until `last` has run
@@ -80,7 +85,7 @@ class HostSums {
   std::vector<UnitSum> units_;
   std::deque<Flight> flights_;  // the caller's; oldest first
   std::int64_t in_flight_ = 0;
-  std::array<at::Tensor, 2> slots_;  // bytes, the lane's; none where the device is the host
+  std::array<at::Tensor, kSlots> slots_;  // bytes, the lane's; none where the device is the host
   Ledger::Entry staging_bytes_;
 };
 

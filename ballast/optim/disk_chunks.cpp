@@ -2,7 +2,9 @@
 #include <cstring>
 #include <span>
 
+#include "ballast/base/math.h"
 #include "ballast/optim/state_chunks.h"
+#include "ballast/tiers/disk_file.h"
 #include "ballast/tiers/host_arena.h"
 #include "ballast/tiers/swap_file.h"
 
@@ -16,8 +18,8 @@ class DiskChunks final : public StateChunks {
   DiskChunks(const std::vector<std::int64_t>& sizes, const std::filesystem::path& file, const tiers::DiskOptions& disk,
              const ChunkRing& ring, int rank, const std::shared_ptr<Ledger>& ledger)
       : ring_(ring), file_(file, bytes_of(sizes), disk, rank), written_(sizes.size(), false) {
-    std::int64_t longest = 0;
-    for (int chunk = 0; chunk < file_.extents(); ++chunk) longest = std::max(longest, file_.padded_bytes(chunk));
+    const DiskChunkBytes bytes = disk_chunk_bytes(sizes, ring);
+    const std::int64_t longest = bytes.ring / ring.buffers;
     tiers::HostArena arena(ring.buffers * tiers::HostArena::bytes_of(longest, at::kByte), false, c10::kCPU);
     std::vector<std::span<std::byte>> spans;
     for (int b = 0; b < ring.buffers; ++b) {
@@ -25,7 +27,7 @@ class DiskChunks final : public StateChunks {
       spans.push_back(memory(buffers_.back(), longest));
     }
     file_.register_buffers(spans);
-    staging_bytes_ = ledger->track(MemoryKind::kStaging, Tier::kHost, ring.buffers * longest);
+    staging_bytes_ = ledger->track(MemoryKind::kStaging, Tier::kHost, bytes.ring);
     disk_bytes_ = ledger->track(MemoryKind::kOptimizer, Tier::kNvme, file_.bytes());
   }
 
@@ -105,6 +107,18 @@ class DiskChunks final : public StateChunks {
 };
 
 }  // namespace
+
+DiskChunkBytes disk_chunk_bytes(const std::vector<std::int64_t>& sizes, const ChunkRing& ring) {
+  DiskChunkBytes bytes;
+  std::int64_t longest = 0;
+  for (const std::int64_t size : sizes) {
+    const std::int64_t extent = round_up(size * 4, tiers::kDiskAlign);
+    bytes.file += extent;
+    longest = std::max(longest, extent);
+  }
+  bytes.ring = ring.buffers * longest;
+  return bytes;
+}
 
 std::unique_ptr<StateChunks> make_disk_chunks(const std::vector<std::int64_t>& sizes, const std::filesystem::path& file,
                                               const tiers::DiskOptions& disk, const ChunkRing& ring, int rank,

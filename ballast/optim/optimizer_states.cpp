@@ -31,6 +31,17 @@ std::vector<Tier> place_states(const Layout& layout, const OptimizerPolicy& poli
   return tier;
 }
 
+std::vector<StateChunk> cut_states(const Layout& layout, const OptimizerPolicy& policy, const std::vector<Tier>& tier) {
+  std::vector<StateChunk> chunks;
+  for (const Unit& unit : layout.units) {
+    if (!unit.trainable || tier[static_cast<std::size_t>(unit.id)] == Tier::kDevice) continue;
+    const std::int64_t kept = policy.whole ? unit.padded : unit.shard;
+    for (std::int64_t begin = 0; begin < kept; begin += policy.chunk)
+      chunks.push_back({unit.id, {begin, std::min(begin + policy.chunk, kept)}});
+  }
+  return chunks;
+}
+
 int OptimizerStates::moments(const OptimizerConfig& config) {
   switch (config.type) {
     case OptimizerType::kAdam:
@@ -61,24 +72,20 @@ OptimizerStates::OptimizerStates(const Layout& layout, const OptimizerConfig& co
     at(unit.id).tier = tier[static_cast<std::size_t>(unit.id)];
     at(unit.id).master_is_bound = unit.compute_dtype == at::kFloat && on_device(unit.id) && !policy_.masters_apart;
   }
-  if (lane_ != nullptr) plan_chunks();
+  if (lane_ != nullptr) make_chunks(cut_states(layout_, policy_, tier));
 }
 
-void OptimizerStates::plan_chunks() {
+void OptimizerStates::make_chunks(const std::vector<StateChunk>& chunks) {
   std::vector<std::int64_t> sizes;
   std::int64_t longest_copy = 0;  // bytes
-  for (const Unit& unit : layout_.units) {
-    UnitStates& mine = at(unit.id);
-    if (!unit.trainable || mine.tier == Tier::kDevice) continue;
-    mine.first_chunk = static_cast<int>(chunk_ranges_.size());
-    const std::int64_t kept = kept_range(unit.id).size();
-    for (std::int64_t begin = 0; begin < kept; begin += policy_.chunk) {
-      chunk_ranges_.push_back({begin, std::min(begin + policy_.chunk, kept)});
-      longest_copy = std::max(
-          longest_copy, chunk_ranges_.back().size() * static_cast<std::int64_t>(c10::elementSize(unit.compute_dtype)));
-      sizes.push_back((1 + moments(config_)) * chunk_ranges_.back().size());
-      ++mine.chunks;
-    }
+  for (const StateChunk& chunk : chunks) {
+    UnitStates& mine = at(chunk.unit);
+    if (mine.chunks++ == 0) mine.first_chunk = static_cast<int>(sizes.size());
+    chunk_ranges_.push_back(chunk.range);
+    sizes.push_back((1 + moments(config_)) * chunk.range.size());
+    const auto element =
+        static_cast<std::int64_t>(c10::elementSize(layout_.units[static_cast<std::size_t>(chunk.unit)].compute_dtype));
+    longest_copy = std::max(longest_copy, chunk.range.size() * element);
   }
   // On the lane, as all later use: a disk queue belongs to the thread that drives it.
   lane_->run([&] {

@@ -37,6 +37,14 @@ struct OptimizerPolicy {
 /// needs first, up to the share that stays there, `policy.tier` for the rest, whose updates then run under the forward.
 std::vector<Tier> place_states(const Layout& layout, const OptimizerPolicy& policy);
 
+/// A part of a unit's states off the device that is updated, read and written as one.
+struct StateChunk {
+  int unit;
+  Range range;  // of the elements whose states the rank keeps
+};
+/// All chunks, in the order of their updates. tier: by unit, of place_states.
+std::vector<StateChunk> cut_states(const Layout& layout, const OptimizerPolicy& policy, const std::vector<Tier>& tier);
+
 /// One update's common values.
 struct UpdateStep {
   double grad_factor = 1;           // the gradient is sum * grad_factor
@@ -138,7 +146,7 @@ class OptimizerStates {
   const UnitStates& at(int unit) const { return units_[static_cast<std::size_t>(unit)]; }
   /// Which of a chunk's arrays the key names: 0 masters, 1 and 2 the moments. UseError for another key.
   int array_of(const std::string& key) const;
-  void plan_chunks();
+  void make_chunks(const std::vector<StateChunk>& chunks);
   /// body(floats of the chunk's array 0, its stride to the next array, the chunk's range) for each of the unit's
   /// chunks, on the host lane's thread.
   void for_chunks(int unit, bool changed, const std::function<void(float*, std::int64_t, Range)>& body);

@@ -39,6 +39,12 @@ struct ChunkRing {
   bool write_behind = true;  // else close() waits for the write
 };
 
+/// What chunks on disk take: the file, and the ring in host memory.
+struct DiskChunkBytes {
+  std::int64_t file = 0, ring = 0;
+};
+DiskChunkBytes disk_chunk_bytes(const std::vector<std::int64_t>& sizes, const ChunkRing& ring);
+
 /// In one file, preallocated. Throws IoError.
 std::unique_ptr<StateChunks> make_disk_chunks(const std::vector<std::int64_t>& sizes, const std::filesystem::path& file,
                                               const tiers::DiskOptions& disk, const ChunkRing& ring, int rank,

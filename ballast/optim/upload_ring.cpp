@@ -11,10 +11,9 @@ UploadRing::UploadRing(std::int64_t slot_bytes, bool pin_memory, c10::Device dev
                        const std::shared_ptr<Ledger>& ledger)
     : device_(device) {
   if (device.is_cpu()) return;
-  const auto slots = static_cast<std::int64_t>(slots_.size());
-  tiers::HostArena arena(slots * tiers::HostArena::bytes_of(slot_bytes, at::kByte), pin_memory, device);
+  tiers::HostArena arena(kSlots * tiers::HostArena::bytes_of(slot_bytes, at::kByte), pin_memory, device);
   for (Slot& slot : slots_) slot.memory = arena.allocate(slot_bytes, at::kByte);
-  bytes_ = ledger->track(MemoryKind::kStaging, Tier::kHost, slots * slot_bytes);
+  bytes_ = ledger->track(MemoryKind::kStaging, Tier::kHost, bytes(slot_bytes, device.type()));
 }
 
 at::Tensor UploadRing::stage(const at::Tensor& to) {

@@ -18,17 +18,23 @@ class UploadRing {
   /// slot_bytes: of the longest destination.
   UploadRing(std::int64_t slot_bytes, bool pin_memory, c10::Device device, const std::shared_ptr<Ledger>& ledger);
 
+  /// What it takes of the host's memory.
+  static std::int64_t bytes(std::int64_t slot_bytes, c10::DeviceType device) {
+    return device == c10::DeviceType::CPU ? 0 : kSlots * slot_bytes;
+  }
+
   /// Where to write what shall be in `to`: `to` itself, or a buffer of its size and dtype whose last copy has ended.
   at::Tensor stage(const at::Tensor& to);
   /// Queues the copy on the current stream.
   void send(const at::Tensor& staged, const at::Tensor& to);
 
  private:
+  static constexpr int kSlots = 4;
   struct Slot {
     at::Tensor memory;
     tiers::DeviceEvent copied;
   };
-  std::array<Slot, 4> slots_;
+  std::array<Slot, kSlots> slots_;
   std::size_t last_ = 0;  // slot that stage() handed out
   c10::Device device_;
   Ledger::Entry bytes_;

@@ -257,7 +257,7 @@ TEST(Gathered, OutsideOfItAShardedParameterHasNoPointer) {
   if constexpr (!kCanDisarm<c10::StorageImpl>) {
     GTEST_SKIP() << "this LibTorch can't take such an error back, so reads are undefined there";
   }
-  run_trial(2, {3, false, DType::kFloat32, false}, [](Trial& trial) {
+  run_trial(2, {3, Placement::kDevice, DType::kFloat32, false}, [](Trial& trial) {
     Session& session = trial.start(lin({{"a.p", {5}}, {"b.p", {3}}}));
     try {
       (void)session.model().parameter("a.p").const_data_ptr();
@@ -271,7 +271,7 @@ TEST(Gathered, OutsideOfItAShardedParameterHasNoPointer) {
 }
 
 TEST(Gathered, AWriteOutsideOfItIsAnErrorAtStage3) {
-  run_trial(2, {3, false, DType::kFloat32, false}, [](Trial& trial) {
+  run_trial(2, {3, Placement::kDevice, DType::kFloat32, false}, [](Trial& trial) {
     Board unused(2);
     Session session(lin({{"a.p", {5}}, {"b.p", {3}}}), settings(trial.cell()), trial.world(), unused);
     {

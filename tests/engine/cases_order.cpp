@@ -68,19 +68,22 @@ void layers_in_any_order(Trial& trial) {
 
 // DeepSpeed#5606, #7965: overlapped reductions read gradients that were still being written.
 void overlap_changes_nothing(Trial& trial) {
-  constexpr int kLayers = 8, kSteps = 50;
+  constexpr int kLayers = 8;
   constexpr std::int64_t kElements = 1'000'003;
   std::vector<Named> layers;
   for (int i = 0; i < kLayers; ++i) layers.push_back({"layer" + std::to_string(i) + ".p", {kElements}});
   const at::Tensor ramp = at::arange(kElements, at::kFloat).remainder(7) + trial.rank();  // integers, other by rank
-  const auto train = [&](bool host, bool overlap, std::int64_t bucket) {
-    Cell cell = trial.cell();
-    cell.host = host;
-    const nlohmann::json zero = {
-        {"overlap_comm", overlap}, {"reduce_bucket_size", bucket}, {"allgather_bucket_size", bucket}};
+  const Placement placement = trial.cell().placement;
+  // On NVMe every step moves 50 MB a rank each way.
+  const int steps = placement == Placement::kDevice ? 50 : placement == Placement::kHost ? 25 : 5;
+  const auto train = [&](bool overlap, std::int64_t bucket) {
+    const nlohmann::json zero = {{"overlap_comm", overlap},
+                                 {"reduce_bucket_size", bucket},
+                                 {"allgather_bucket_size", bucket},
+                                 {"sub_group_size", 200'000}};
     Board unused(trial.world().size());
-    Session session(lin(layers), settings(cell, 1, {{"zero_optimization", zero}}), trial.world(), unused);
-    for (int step = 0; step < kSteps; ++step) {
+    Session session(lin(layers), settings(trial.cell(), 1, {{"zero_optimization", zero}}), trial.world(), unused);
+    for (int step = 0; step < steps; ++step) {
       at::Tensor loss;
       for (int i = 0; i < kLayers; ++i) {
         const std::string& name = layers[static_cast<std::size_t>(i)].name;
@@ -98,19 +101,12 @@ void overlap_changes_nothing(Trial& trial) {
   const auto expect_same = [&](const Masters& a, const Masters& b, const char* what) {
     for (const auto& [name, value] : a) EXPECT_TRUE(bit_equal(value, b.at(name))) << name << ", " << what;
   };
-  const Masters first = train(false, true, kAll), on_host = train(true, false, kAll);
-  expect_same(first, train(false, true, kFew), "small buckets");
-  expect_same(on_host, train(true, true, kFew), "on the host, small buckets");
-  // A CUDA device's updates are LibTorch's fused kernels, which round otherwise than the host's.
-  if (trial.world().device().is_cpu()) {
-    expect_same(first, on_host, "on the host, without overlap");
-  } else {
-    for (const auto& [name, value] : first)
-      EXPECT_TRUE(at::allclose(value, on_host.at(name), 0, 1e-6)) << name << ", on the host";
-  }
+  const Masters first = train(true, kAll);
+  expect_same(first, train(false, kFew), "without overlap, small buckets");
+  if (placement == Placement::kDevice) expect_same(first, train(true, kFew), "small buckets");
   ScalarAdam adam;
   double value = 0;
-  for (int step = 0; step < kSteps; ++step) value = adam.step(3.5);  // element 3 of layer 0: (3 + 4) / 2
+  for (int step = 0; step < steps; ++step) value = adam.step(3.5);  // element 3 of layer 0: (3 + 4) / 2
   EXPECT_NEAR(first.at("layer0.p")[3].item<double>(), value, 1e-5);
   trial.start(lin(1));  // for the driver to compare
 }
@@ -251,7 +247,7 @@ void unequal_backwards_are_refused(Trial& trial) {
 
 std::vector<Case> order_cases() {
   return {
-      {31, "OverlapChangesNothing", overlap_changes_nothing, kCallerOwned, kFp32, {2, 3}, 2, {false}},
+      {31, "OverlapChangesNothing", overlap_changes_nothing, kCallerOwned, kFp32, {2, 3}},
       {32, "LayersInAnyOrder", layers_in_any_order, kManaged},
       {33, "RecomputedWithAFrozenBase", recomputed_with_a_frozen_base, kManaged},
       {34, "ExpertsInALeaf", experts_in_a_leaf, kBothWindows, kEveryDType},

@@ -142,20 +142,23 @@ std::size_t hooks_on(const at::Tensor& parameter) {
          accumulator->tensor_pre_hooks().size() + accumulator->post_hooks().size();
 }
 
+// For parameters of many elements.
+const nlohmann::json kLargeChunks = {{"zero_optimization", {{"sub_group_size", 20'000}}}};
+
 // DeepSpeed#4858, #896, #5674: a destroyed engine left hooks and memory behind, and the next one counted twice.
 void an_engine_leaves_nothing_behind(Trial& trial) {
   auto model = lin(100'000);
   const std::size_t hooks = hooks_on(model->parameter("p"));
   Board unused(trial.world().size());
   for (int life = 0; life < 3; ++life) {
-    Session session(model, settings(trial.cell(), 1), trial.world(), unused);
+    Session session(model, settings(trial.cell(), 1, kLargeChunks), trial.world(), unused);
     session.window({pull(trial.shared(0))});
   }
   EXPECT_EQ(hooks_on(model->parameter("p")), hooks);
   EXPECT_EQ(model->parameter("p").sizes(), at::IntArrayRef({100'000}));
   expect_all(model->parameter("p"), 0, 0, "the module's own parameter after its engines");
   EXPECT_TRUE(model->parameter("p").is_leaf());
-  Session& session = trial.start(model);
+  Session& session = trial.start(model, 1, kLargeChunks);
   session.backward(pull(trial.shared(1)));
   session.expect_grad("p", 1, 0);
   session.step();
@@ -174,13 +177,13 @@ void engines_do_not_leak(Trial& trial) {
   double after_first = 0;
   for (int life = 0; life < 4; ++life) {
     {
-      Session session(model, settings(trial.cell(), 1), trial.world(), unused);
+      Session session(model, settings(trial.cell(), 1, kLargeChunks), trial.world(), unused);
       session.window({pull(1)});
     }
     if (life == 0) after_first = heap_bytes();
   }
   EXPECT_NEAR(heap_bytes(), after_first, .01 * after_first);
-  trial.start(model);
+  trial.start(model, 1, kLargeChunks);
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ void in_every_cell(const std::function<void(Trial&)>& body) {
   for (const Cell& cell : cells(kEveryStage, kEveryDType, kCallerOwned)) run_trial(2, cell, body);
 }
 
-bool would_be_lost(const Cell& cell) { return cell.stage == 3 || cell.host || cell.dtype != DType::kFloat32; }
+bool would_be_lost(const Cell& cell) { return cell.stage == 3 || cell.off_device() || cell.dtype != DType::kFloat32; }
 
 void where_it_would_be_lost(const std::function<void(Trial&)>& body) {
   for (const Cell& cell : cells(kEveryStage, kEveryDType, kCallerOwned))
@@ -123,6 +123,25 @@ TEST(LostWrites, GatheredTakesOverWhatItNamesAndRefusesTheRest) {
     session.expect_value("b.p", 3.95);
     session.expect_value("b.q", 1.95);
   });
+}
+
+// Half of the states lie on the device, where fp32 parameters are their own masters.
+TEST(LostWrites, OfTwoUnitsOnlyThatIsWatchedWhoseMastersAreElsewhere) {
+  for (const Placement placement : {Placement::kHost, Placement::kNvme})
+    for (const int stage : {0, 1, 2})
+      run_trial(2, {stage, placement, DType::kFloat32, false}, [](Trial& trial) {
+        const nlohmann::json half = {{"zero_optimization", {{"offload_optimizer", {{"ratio", .5}}}}}};
+        Session& session = trial.start(lin({{"a.p", {5}}, {"b.p", {5}}}), 1, half);
+        session.window({{{"a.p", trial.shared(1)}, {"b.p", trial.shared(1)}}});
+        write(session.model().parameter("a.p"), 2);
+        session.window({{{"a.p", trial.shared(1)}, {"b.p", trial.shared(1)}}});
+        session.expect_value("a.p", 1.95);
+        session.expect_value("b.p", -.1);
+        write(session.model().parameter("b.p"), 2);
+        expect_refusal("b.p", [&] { session.engine().step(); });
+        session.engine().gathered({session.model().parameter("b.p")}, 0).end();
+        session.expect_value("b.p", 2, 0);
+      });
 }
 
 TEST(LostWrites, SettingAFrozenParameterMakesOlderGraphsRefuse) {

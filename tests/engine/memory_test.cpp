@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <map>
 #include <sstream>
 
 #include "ballast/base/bytes.h"
@@ -15,7 +16,8 @@
 #include "ballast/engine/module_walk.h"
 #include "ballast/models/gpt.h"
 #include "ballast/models/skeleton.h"
-#include "tests/engine/support/cell.h"
+#include "tests/engine/support/homes.h"
+#include "tests/engine/support/swap_folder.h"
 
 namespace ballast::testing {
 namespace {
@@ -51,7 +53,7 @@ void expect_same_peaks(const Ledger& got, const Ledger& want, const std::string&
       const auto k = static_cast<MemoryKind>(kind);
       expect_close(got.cell(k, tier).peak, want.cell(k, tier).peak, what + ": " + name_of(k, tier));
     }
-  for (Tier tier : {Tier::kDevice, Tier::kHost})
+  for (Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme})
     expect_close(got.total(tier).peak, want.total(tier).peak,
                  what + ": all on " + kTierNames[static_cast<std::size_t>(tier)]);
 }
@@ -99,10 +101,16 @@ void expect_ledger_as_planned(const Usage& usage, const World& world, const mode
   expect_same_peaks(engine.memory(), *plan, name_of(usage, world.size()));
 }
 
-std::vector<Usage> usages() {
+/// homes: what is placed where. chunk: elements of a chunk off the device, at most.
+std::vector<Usage> usages(const std::vector<Home>& homes, std::int64_t chunk) {
   std::vector<Usage> all;
-  for (const Cell& cell : cells({0, 1, 2, 3}, {DType::kFloat32, DType::kBFloat16}, {false}))
-    for (int backwards : {1, 3}) all.push_back({cell, backwards});
+  for (const Home& home : homes)
+    for (const Cell& cell : cells({0, 1, 2, 3}, {DType::kFloat32, DType::kBFloat16}, {false}, {home.placement}))
+      for (int backwards : {1, 3}) {
+        nlohmann::json changes = home.changes();
+        changes["zero_optimization"]["sub_group_size"] = chunk;
+        all.push_back({cell, backwards, changes});
+      }
   return all;
 }
 
@@ -112,9 +120,10 @@ TEST_P(Memory, LedgerPeaksAreThePlans) {
   run_ranks(
       GetParam(),
       [](const World& world) {
-        for (const Usage& usage : usages()) expect_ledger_as_planned(usage, world, small_gpt());
+        for (const Usage& usage : usages(homes(), 6'400)) expect_ledger_as_planned(usage, world, small_gpt());
       },
       thread_options());
+  expect_nothing_swapped();
 }
 
 // The bounds on what is live, ahead and in flight, at sizes at which they bite. The output layer is one of its own, so
@@ -140,14 +149,17 @@ TEST_P(Memory, LedgerPeaksAreThePlansUnderTightLimits) {
       [&](const World& world) {
         for (int stage : {1, 2, 3})
           for (const nlohmann::json& changes : limits)
-            expect_ledger_as_planned({{stage, false, DType::kBFloat16, false}, 2, changes}, world, options);
+            expect_ledger_as_planned({{stage, Placement::kDevice, DType::kBFloat16, false}, 2, changes}, world,
+                                     options);
       },
       thread_options());
 }
 
-/// The closed forms of docs/memory.md, for limits that hold the whole model and parameters that are all trained.
+/// The closed forms of docs/memory.md next to a CPU, for limits that hold the whole model, parameters that are all
+/// trained, and states in one place. staging_host: the ring of chunks between host memory and NVMe; copies_host: what
+/// comes on top of it next to a GPU.
 struct Forms {
-  double params, optimizer, gathered, staging, grads_device, grads_host, device, host;
+  double params, optimizer, gathered, staging, staging_host, copies_host, grads_device, grads_host, device, host, nvme;
 };
 
 Forms forms(const Layout& layout, const Usage& usage) {
@@ -161,8 +173,10 @@ Forms forms(const Layout& layout, const Usage& usage) {
   const bool alone = layout.world == 1, several = usage.backwards > 1;
   const int stage = usage.cell.stage;
   const double c = usage.cell.dtype == DType::kFloat32 ? 4 : 2, a = 4;
-  const double states = 2 * 4 + (c == 4 && !usage.cell.host ? 0 : 4);  // s: Adam's moments, and the master weight
-  const double kept = stage == 0 ? all : all / ranks;                  // K
+  const Placement placement = usage.cell.placement;
+  const bool off = usage.cell.off_device();
+  const double states = 2 * 4 + (c == 4 && !off ? 0 : 4);  // s: Adam's moments, and the master weight
+  const double kept = stage == 0 ? all : all / ranks;      // K
 
   Forms f{};
   f.params = c * (stage == 3 ? all / ranks : all);
@@ -170,7 +184,7 @@ Forms forms(const Layout& layout, const Usage& usage) {
   f.optimizer = states * kept;
   const double sums = a * kept;
   double backward, reduction, landed;  // gradients and staging on the device at these moments, without sums on the host
-  const double sums_here = usage.cell.host ? 0 : sums;
+  const double sums_here = off ? 0 : sums;
   if (stage < 2) {
     const double travels = several ? a : c;
     const double widening = several ? c * (a != c) * first : 0;
@@ -188,10 +202,17 @@ Forms forms(const Layout& layout, const Usage& usage) {
     reduction = before + f.staging;
     landed = sums_here + (alone ? 0 : 2 * c * first);
   }
-  f.grads_host = usage.cell.host ? sums : 0;
-  const double steady = f.params + f.gathered + (usage.cell.host ? 0 : f.optimizer);
+  f.grads_host = off ? sums : 0;
+  const double steady = f.params + f.gathered + (off ? 0 : f.optimizer);
   f.device = steady + std::max({backward, reduction, landed});
-  f.host = usage.cell.host ? f.optimizer + f.grads_host : 0;
+  const ZeroConfig zero = config_of(usage).zero;
+  const double largest_kept = stage == 0 ? largest : largest / ranks;
+  const double most = placement == Placement::kNvme ? 4. * 1024 * 1024 : static_cast<double>(zero.sub_group_size);
+  const double longest = std::min(most, largest_kept);                                       // C
+  f.copies_host = off ? 4 * c * longest + 8 * std::min(8. * 1024 * 1024, largest_kept) : 0;  // 4cC + 8G
+  f.staging_host = placement == Placement::kNvme ? zero.offload_optimizer.buffer_count * states * longest : 0;
+  f.host = f.grads_host + f.staging_host + (placement == Placement::kHost ? f.optimizer : 0);
+  f.nvme = placement == Placement::kNvme ? f.optimizer : 0;
   return f;
 }
 
@@ -205,8 +226,9 @@ models::GptOptions gpt_350m() {
 }
 
 TEST(MemoryForms, AreThePlans) {
+  const std::vector<Home> plain(homes().begin(), homes().begin() + 3);
   for (int world : {1, 2, 4, 8})
-    for (const Usage& usage : usages()) {
+    for (const Usage& usage : usages(plain, kMaxSubGroupSize)) {
       SCOPED_TRACE(name_of(usage, world));
       const Config config = config_of(usage);
       const Layout layout = layout_of(*models::skeleton(gpt_350m()), config, world);
@@ -215,15 +237,24 @@ TEST(MemoryForms, AreThePlans) {
       const auto expect = [](const Ledger::Cell& cell, double bytes, const char* what) {
         expect_close(cell.peak, static_cast<std::int64_t>(bytes), what);
       };
-      const Tier states = usage.cell.host ? Tier::kHost : Tier::kDevice;
+      const Placement placement = usage.cell.placement;
+      const Tier states = placement == Placement::kDevice ? Tier::kDevice
+                          : placement == Placement::kHost ? Tier::kHost
+                                                          : Tier::kNvme;
       expect(plan->cell(MemoryKind::kParams, Tier::kDevice), want.params, "params");
       expect(plan->cell(MemoryKind::kOptimizer, states), want.optimizer, "optimizer");
       expect(plan->cell(MemoryKind::kGathered, Tier::kDevice), want.gathered, "gathered");
-      expect(plan->cell(MemoryKind::kStaging, Tier::kDevice), want.staging, "staging");
+      expect(plan->cell(MemoryKind::kStaging, Tier::kDevice), want.staging, "staging on device");
+      expect(plan->cell(MemoryKind::kStaging, Tier::kHost), want.staging_host, "staging on host");
+      const auto on_gpu =
+          plan_memory(layout, config, {.world = world, .device = c10::DeviceType::CUDA, .backwards = usage.backwards});
+      expect(on_gpu->cell(MemoryKind::kStaging, Tier::kHost), want.staging_host + want.copies_host,
+             "staging on the host of a GPU");
       expect(plan->cell(MemoryKind::kGrads, Tier::kDevice), want.grads_device, "grads on device");
       expect(plan->cell(MemoryKind::kGrads, Tier::kHost), want.grads_host, "grads on host");
       expect(plan->total(Tier::kDevice), want.device, "all on device");
       expect(plan->total(Tier::kHost), want.host, "all on host");
+      expect(plan->total(Tier::kNvme), want.nvme, "all on NVMe");
     }
 }
 
@@ -235,8 +266,8 @@ TEST_P(Memory, NoSyncKeepsContributionsWhole) {
         for (DType dtype : {DType::kFloat32, DType::kBFloat16})
           for (int stage : {2, 3})
             for (int backwards : {1, 3}) {
-              const Usage usage{{stage, false, dtype, false}, backwards, nlohmann::json::object(), true};
-              const Usage stage1{{1, false, dtype, false}, backwards};
+              const Usage usage{{stage, Placement::kDevice, dtype, false}, backwards, nlohmann::json::object(), true};
+              const Usage stage1{{1, Placement::kDevice, dtype, false}, backwards};
               models::Gpt model(small_gpt());
               const Layout layout = layout_of(*model, config_of(usage), world.size());
               const auto plan = plan_memory(layout, config_of(stage1), {.world = world.size(), .backwards = backwards});
@@ -260,15 +291,16 @@ std::string row(const Usage& usage, const std::string& name, int world) {
   const auto plan =
       plan_memory(layout, config, {.world = world, .device = c10::DeviceType::CUDA, .backwards = usage.backwards});
   const auto sum = [&](MemoryKind kind) {
-    return format_bytes(plan->cell(kind, Tier::kDevice).peak + plan->cell(kind, Tier::kHost).peak);
+    return format_bytes(plan->cell(kind, Tier::kDevice).peak + plan->cell(kind, Tier::kHost).peak +
+                        plan->cell(kind, Tier::kNvme).peak);
   };
   std::ostringstream out;
   out << "| " << name;
   for (MemoryKind kind :
        {MemoryKind::kParams, MemoryKind::kOptimizer, MemoryKind::kGrads, MemoryKind::kStaging, MemoryKind::kGathered})
     out << " | " << sum(kind);
-  out << " | " << format_bytes(plan->total(Tier::kDevice).peak) << " | " << format_bytes(plan->total(Tier::kHost).peak)
-      << " |";
+  for (Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) out << " | " << format_bytes(plan->total(tier).peak);
+  out << " |";
   return out.str();
 }
 
@@ -283,12 +315,18 @@ TEST(Documentation, MemoryExampleIsThePlans) {
                                  {{"stage3_max_live_parameters", 100'000'000},
                                   {"stage3_prefetch_bucket_size", 20'000'000},
                                   {"reduce_bucket_size", 20'000'000}}}};
-  for (bool host : {false, true})
+  const nlohmann::json defaults = {
+      {"zero_optimization", {{"sub_group_size", nullptr}, {"offload_optimizer", {{"buffer_count", nullptr}}}}}};
+  const std::map<Placement, std::string> suffix{
+      {Placement::kDevice, ""}, {Placement::kHost, ", states on the host"}, {Placement::kNvme, ", states on NVMe"}};
+  for (const auto& [placement, where] : suffix)
     for (int stage : {0, 1, 2, 3}) {
-      const std::string name = "stage " + std::to_string(stage) + (host ? ", states on the host" : "");
-      const Cell cell{stage, host, DType::kBFloat16, false};
-      std::vector<std::string> wanted = {row({cell, kBackwards}, name, kWorld)};
-      if (stage >= 2) wanted.push_back(row({cell, kBackwards, small}, name + ", small limits", kWorld));
+      const std::string name = "stage " + std::to_string(stage) + where;
+      const Cell cell{stage, placement, DType::kBFloat16, false};
+      std::vector<std::string> wanted = {
+          row({cell, kBackwards, placement == Placement::kNvme ? defaults : nlohmann::json::object()}, name, kWorld)};
+      if (stage >= 2 && placement != Placement::kNvme)
+        wanted.push_back(row({cell, kBackwards, small}, name + ", small limits", kWorld));
       for (const std::string& want : wanted)
         EXPECT_NE(std::find(lines.begin(), lines.end(), want), lines.end()) << "docs/memory.md lacks the line\n"
                                                                             << want;

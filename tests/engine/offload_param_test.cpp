@@ -4,6 +4,7 @@
 
 #include "ballast/comm/testing.h"
 #include "tests/engine/support/cases.h"
+#include "tests/engine/support/homes.h"
 #include "tests/engine/support/zoo.h"
 
 namespace ballast::testing {
@@ -29,16 +30,14 @@ Masters train(const World& world, const Cell& cell, const nlohmann::json& zero, 
 }
 
 TEST(OffloadParam, HasTheBitsOfParametersOnTheDevice) {
-  const std::vector<nlohmann::json> optimizers{
-      {{"device", "none"}}, {{"device", "cpu"}}, {{"device", "cpu"}, {"ratio", 0.5}}};
   for (int size : {1, 2})
     for (DType dtype : {DType::kFloat32, DType::kBFloat16})
       run_ranks(
           size,
           [&](const World& world) {
-            for (const nlohmann::json& optimizer : optimizers) {
-              const Cell cell{3, false, dtype, false};
-              const nlohmann::json on_device = {{"offload_optimizer", optimizer}};
+            for (const Home& home : homes()) {
+              const Cell cell{3, home.placement, dtype, false};
+              const nlohmann::json on_device = home.zero;
               nlohmann::json on_host = on_device;
               on_host["offload_param"] = {{"device", "cpu"}};
               const Masters want = train(world, cell, on_device, false);
@@ -47,7 +46,7 @@ TEST(OffloadParam, HasTheBitsOfParametersOnTheDevice) {
                 for (bool evaluate : {false, true})
                   for (const auto& [name, value] : train(world, cell, on_host, evaluate))
                     EXPECT_TRUE(bit_equal(value, want.at(name)))
-                        << name << ", world " << size << ", " << optimizer << ", live " << live;
+                        << name << ", world " << size << ", " << home.name << ", live " << live;
               }
             }
           },

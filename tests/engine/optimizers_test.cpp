@@ -6,6 +6,7 @@
 #include <torch/optim/sgd.h>
 
 #include "ballast/comm/testing.h"
+#include "tests/engine/support/homes.h"
 #include "tests/engine/support/reference.h"
 #include "tests/engine/support/trial.h"
 #include "tests/engine/support/zoo.h"
@@ -50,6 +51,7 @@ Reference::MakeOptimizer torch_optimizer(Options options) {
 
 struct Rule {
   const char* name;
+  std::vector<const char*> states;  // besides the step count
   nlohmann::json optimizer;
   Reference::MakeOptimizer reference;
 };
@@ -59,20 +61,31 @@ std::vector<Rule> rules() {
   const auto json = [](const char* type, nlohmann::json params) {
     return nlohmann::json{{"type", type}, {"params", std::move(params)}};
   };
+  const std::vector<const char*> both{"exp_avg", "exp_avg_sq"}, momentum{"momentum_buffer"};
   return {
-      {"Adam",
+      {"Adam", both,
        json("Adam", {{"lr", .05}, {"betas", {.8, .95}}, {"eps", .1}, {"weight_decay", .1}, {"adam_w_mode", false}}),
        torch_optimizer<Adam>(AdamOptions(.05).betas({.8, .95}).eps(.1).weight_decay(.1))},
-      {"AdamW", json("AdamW", {{"lr", .05}, {"betas", {.8, .95}}, {"eps", .1}, {"weight_decay", .1}}),
+      {"AdamW", both, json("AdamW", {{"lr", .05}, {"betas", {.8, .95}}, {"eps", .1}, {"weight_decay", .1}}),
        torch_optimizer<AdamW>(AdamWOptions(.05).betas({.8, .95}).eps(.1).weight_decay(.1))},
-      {"Adam with adam_w_mode", json("Adam", {{"lr", .05}, {"betas", {.8, .95}}, {"eps", .1}, {"weight_decay", .1}}),
+      {"Adam with adam_w_mode", both,
+       json("Adam", {{"lr", .05}, {"betas", {.8, .95}}, {"eps", .1}, {"weight_decay", .1}}),
        torch_optimizer<AdamW>(AdamWOptions(.05).betas({.8, .95}).eps(.1).weight_decay(.1))},
-      {"SGD", json("SGD", {{"lr", .1}, {"weight_decay", .1}}), torch_optimizer<SGD>(SGDOptions(.1).weight_decay(.1))},
-      {"SGD with momentum", json("SGD", {{"lr", .1}, {"momentum", .9}, {"dampening", .5}, {"weight_decay", .1}}),
+      {"SGD",
+       {},
+       json("SGD", {{"lr", .1}, {"weight_decay", .1}}),
+       torch_optimizer<SGD>(SGDOptions(.1).weight_decay(.1))},
+      {"SGD with momentum", momentum,
+       json("SGD", {{"lr", .1}, {"momentum", .9}, {"dampening", .5}, {"weight_decay", .1}}),
        torch_optimizer<SGD>(SGDOptions(.1).momentum(.9).dampening(.5).weight_decay(.1))},
-      {"SGD with Nesterov's momentum", json("SGD", {{"lr", .1}, {"momentum", .9}, {"nesterov", true}}),
+      {"SGD with Nesterov's momentum", momentum, json("SGD", {{"lr", .1}, {"momentum", .9}, {"nesterov", true}}),
        torch_optimizer<SGD>(SGDOptions(.1).momentum(.9).nesterov(true))},
-      {"Lion", json("Lion", {{"lr", .01}, {"betas", {.9, .99}}, {"weight_decay", .1}}),
+      {"SGD with Nesterov's momentum and decay", momentum,
+       json("SGD", {{"lr", .1}, {"momentum", .9}, {"nesterov", true}, {"weight_decay", .1}}),
+       torch_optimizer<SGD>(SGDOptions(.1).momentum(.9).nesterov(true).weight_decay(.1))},
+      {"Lion",
+       {"exp_avg"},
+       json("Lion", {{"lr", .01}, {"betas", {.9, .99}}, {"weight_decay", .1}}),
        [](std::vector<at::Tensor> weights) {
          return std::make_unique<PlainLion>(std::move(weights), .01, .9, .99, .1);
        }},
@@ -114,6 +127,65 @@ TEST(Optimizers, GiveWhatTorchGives) {
         }
       });
   }
+}
+
+// Units of several chunks, whose parameters don't end where chunks do.
+const std::vector<Named> kLong{{"a.p", {100}, .5}, {"a.rests", {301}, .25}, {"a.q", {5}, -.5}, {"b.p", {517}, -1}};
+
+// A gradient that is different in every element, step and rank and depends on the weights. "a.rests" rests in every
+// other window on all ranks, "a.q" always on rank 1.
+at::Tensor loss_of_long(Lin& model, int step, int rank) {
+  at::Tensor loss;
+  for (const Named& named : kLong) {
+    if (named.name == "a.rests" && step % 2 == 1) continue;
+    if (named.name == "a.q" && rank == 1) continue;
+    const at::Tensor& p = model.parameter(named.name);
+    const at::Tensor ramp = at::arange(p.numel(), p.options()).remainder(13) * .125 - .5 + .25 * step + rank;
+    const at::Tensor term = weighed_sum(p, ramp) + p.square().sum();
+    loss = loss.defined() ? loss + term : term;
+  }
+  return loss;
+}
+
+using States = std::map<std::string, at::Tensor>;
+
+States states_of(Session& session, const Rule& rule, const std::string& name) {
+  States all{{"master", session.engine().full_parameter(name).clone()}};
+  for (const char* key : rule.states) all[key] = session.engine().full_optimizer_state(name, key).clone();
+  all["step"] = session.engine().full_optimizer_state(name, "step").clone();
+  return all;
+}
+
+void expect_same_bits(const States& a, const States& b, const std::string& what) {
+  for (const auto& [key, value] : a) EXPECT_TRUE(bit_equal(value, b.at(key))) << key << " of " << what;
+}
+
+// One backward a window. What rests keeps its value, its moments and its count, whichever chunks it shares with others.
+TEST(Optimizers, AreBitEqualWhereverStatesLie) {
+  for (const Rule& rule : rules())
+    for (const int stage : {0, 1, 2, 3})
+      run_trial(kRanks, {stage, Placement::kNvme, DType::kFloat32, false}, [&](Trial& trial) {
+        std::map<std::string, States> first;
+        for (const Home& home : homes()) {
+          SCOPED_TRACE(std::string(rule.name) + ", " + home.name);
+          nlohmann::json json = settings({stage, home.placement, DType::kFloat32, false}, 1, home.changes());
+          json["optimizer"] = rule.optimizer;
+          Session& session = trial.start(lin(kLong), json);
+          for (int step = 0; step < kSteps; ++step) {
+            const States before = states_of(session, rule, "a.rests");
+            session.engine().backward(loss_of_long(session.model(), step, trial.rank()));
+            EXPECT_TRUE(session.step().applied);
+            if (step % 2 == 1) expect_same_bits(before, states_of(session, rule, "a.rests"), "a.rests, while it rests");
+          }
+          // A CUDA device's updates are LibTorch's fused kernels, which round otherwise than the host's.
+          if (!trial.world().device().is_cpu() && home.on_device()) continue;
+          for (const Named& named : kLong) {
+            const States states = states_of(session, rule, named.name);
+            EXPECT_EQ(states.at("step").item<double>(), named.name == "a.rests" ? (kSteps + 1) / 2 : kSteps);
+            expect_same_bits(first.try_emplace(named.name, states).first->second, states, named.name);
+          }
+        }
+      });
 }
 
 }  // namespace

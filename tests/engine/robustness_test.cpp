@@ -48,7 +48,7 @@ TEST(Guards, CoalescingInsideNoSyncDoesNotReduce) {
     EXPECT_EQ(held(), kWhole) << "until the next backward or step";
     session.backward(pull(trial.shared(3)));
     if (trial.cell().stage >= 2) {
-      EXPECT_EQ(held(), trial.cell().host ? 0 : kWhole / 2);
+      EXPECT_EQ(held(), trial.cell().off_device() ? 0 : kWhole / 2);
     }
     EXPECT_NEAR(session.step().grad_norm, 6 * 64, 1e-3);
     session.expect_value("p", -.1 * 6 / 7);
@@ -58,7 +58,7 @@ TEST(Guards, CoalescingInsideNoSyncDoesNotReduce) {
     session.backward(pull(trial.shared(1)));
     collected.end();
     if (trial.cell().stage >= 2) {
-      EXPECT_EQ(held(), trial.cell().host ? 0 : kWhole / 2);
+      EXPECT_EQ(held(), trial.cell().off_device() ? 0 : kWhole / 2);
     }
     EXPECT_TRUE(session.step().applied);
   });

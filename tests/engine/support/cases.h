@@ -14,7 +14,7 @@ inline const std::vector<DType> kFp32{DType::kFloat32}, kFp16{DType::kFloat16},
 inline const std::vector<bool> kManaged{true}, kCallerOwned{false}, kBothWindows{true, false};
 
 /// A fault that users of engines of this kind have reported, as a small run whose right answer is known. It must hold
-/// in every stage, dtype and kind of window named, with states on the device and on the host.
+/// in every stage, dtype and kind of window named, with states on the device, on the host and on NVMe.
 struct Case {
   int number;
   const char* name;
@@ -23,7 +23,7 @@ struct Case {
   std::vector<DType> dtypes = kFp32;
   std::vector<int> stages = kEveryStage;
   int world = 2;
-  std::vector<bool> hosts = {false, true};
+  std::vector<Placement> placements = kEveryPlacement;
 };
 
 /// The table, by file.

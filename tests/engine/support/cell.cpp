@@ -2,6 +2,8 @@
 
 #include <c10/core/ScalarType.h>
 
+#include "tests/engine/support/swap_folder.h"
+
 namespace ballast::testing {
 
 const char* name_of(DType dtype) {
@@ -12,18 +14,22 @@ c10::ScalarType scalar_of(DType dtype) {
   return dtype == DType::kFloat32 ? c10::kFloat : dtype == DType::kBFloat16 ? c10::kBFloat16 : c10::kHalf;
 }
 
+const char* name_of(Placement placement) {
+  return placement == Placement::kDevice ? "device" : placement == Placement::kHost ? "host" : "nvme";
+}
+
 std::string name_of(const Cell& cell) {
-  return "stage" + std::to_string(cell.stage) + (cell.host ? "_host_" : "_device_") + name_of(cell.dtype) +
+  return "stage" + std::to_string(cell.stage) + "_" + name_of(cell.placement) + "_" + name_of(cell.dtype) +
          (cell.managed ? "_managed" : "_callerowned");
 }
 
 std::vector<Cell> cells(const std::vector<int>& stages, const std::vector<DType>& dtypes,
-                        const std::vector<bool>& managed, const std::vector<bool>& hosts) {
+                        const std::vector<bool>& managed, const std::vector<Placement>& placements) {
   std::vector<Cell> all;
   for (int stage : stages)
-    for (bool host : hosts)
+    for (Placement placement : placements)
       for (DType dtype : dtypes)
-        for (bool is_managed : managed) all.push_back({stage, host, dtype, is_managed});
+        for (bool is_managed : managed) all.push_back({stage, placement, dtype, is_managed});
   return all;
 }
 
@@ -36,7 +42,13 @@ nlohmann::json settings(const Cell& cell, int accumulation_steps, const nlohmann
       {"optimizer", {{"type", "Adam"}, {"params", {{"lr", 0.1}, {"betas", {0.9, 0.999}}, {"eps", 1.0}}}}},
       {"zero_optimization", {{"stage", cell.stage}, {"stage3_param_persistence_threshold", 0}}},
   };
-  if (cell.host) json["zero_optimization"]["offload_optimizer"] = {{"device", "cpu"}};
+  nlohmann::json& zero = json["zero_optimization"];
+  if (cell.placement == Placement::kHost) zero["offload_optimizer"] = {{"device", "cpu"}};
+  if (cell.placement == Placement::kNvme) {
+    zero["offload_optimizer"] = {
+        {"device", "nvme"}, {"nvme_path", swap_folder().string()}, {"buffer_count", 2 + cell.stage % 2}};
+    zero["sub_group_size"] = cell.dtype == DType::kFloat32 ? 64 : 128;
+  }
   if (cell.dtype == DType::kBFloat16) json["bf16"] = {{"enabled", true}};
   if (cell.dtype == DType::kFloat16) json["fp16"] = {{"enabled", true}, {"initial_scale_power", 10}};
   json.merge_patch(changes);

@@ -4,11 +4,14 @@
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <sstream>
+#include <thread>
 
 #include "ballast/base/error.h"
+#include "ballast/tiers/lane_hook.h"
 
 namespace ballast::testing {
 
@@ -31,17 +34,23 @@ at::Tensor pattern(const at::Tensor& like, double coefficient, bool infinite) {
 }  // namespace
 
 Player::Player(std::uint64_t seed, const World& world, Board& board) : random_(seed), seed_(seed), world_(world) {
-  cell_ = {draw(4), chance(50), static_cast<DType>(draw(3)), chance(50)};
+  cell_ = {draw(4), static_cast<Placement>(draw(3)), static_cast<DType>(draw(3)), chance(50)};
   accumulation_steps_ = 1 + draw(3);
   const double clip = chance(30) ? 2.0 : 0.0;
   constexpr std::int64_t kBuckets[] = {1, 64, 500'000'000};
-  const nlohmann::json zero = {{"overlap_comm", chance(50)},
-                               {"reduce_bucket_size", kBuckets[draw(3)]},
-                               {"allgather_bucket_size", kBuckets[draw(3)]},
-                               {"stage3_max_live_parameters", chance(50) ? 0 : 1'000'000},
-                               {"stage3_prefetch_bucket_size", chance(50) ? 0 : 1'000'000},
-                               {"stage3_param_persistence_threshold", chance(30) ? 40 : 0},
-                               {"leaf_module", {{"names", {"moe"}}}}};
+  nlohmann::json zero = {{"overlap_comm", chance(50)},
+                         {"reduce_bucket_size", kBuckets[draw(3)]},
+                         {"allgather_bucket_size", kBuckets[draw(3)]},
+                         {"stage3_max_live_parameters", chance(50) ? 0 : 1'000'000},
+                         {"stage3_prefetch_bucket_size", chance(50) ? 0 : 1'000'000},
+                         {"stage3_param_persistence_threshold", chance(30) ? 40 : 0},
+                         {"leaf_module", {{"names", {"moe"}}}}};
+  if (cell_.off_device()) {
+    constexpr double kRatios[] = {1, 1, .5, .8};
+    zero["offload_optimizer"] = {
+        {"ratio", kRatios[draw(4)]}, {"pipeline_read", chance(70)}, {"pipeline_write", chance(70)}};
+    if (chance(25)) zero["offload_gradients"] = {{"device", "none"}};
+  }
   nlohmann::json changes = {{"zero_optimization", zero}, {"gradient_clipping", clip}};
   if (cell_.dtype == DType::kFloat16) changes["fp16"] = {{"loss_scale", 64}};  // 64 * the largest coefficient is finite
   settings_ = settings(cell_, accumulation_steps_, changes);
@@ -50,6 +59,12 @@ Player::Player(std::uint64_t seed, const World& world, Board& board) : random_(s
   model->tie("a.p", kTied);
   WindowModel::Tensors start;
   for (const Named& named : kParameters) start[named.name] = at::zeros(named.shape, at::kDouble);
+  // Updates behind step() may be as late as they like.
+  std::optional<LaneHook> slow;
+  if (cell_.off_device() && chance(30))
+    slow.emplace([](std::string_view what) {
+      if (what == "update") std::this_thread::sleep_for(std::chrono::microseconds(300));
+    });
   session_ = std::make_unique<Session>(model, settings_, world, board);
   expected_ = std::make_unique<WindowModel>(WindowModel::Rules{world.size(), cell_.managed, accumulation_steps_, clip},
                                             std::move(start));

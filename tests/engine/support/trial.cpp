@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 
 #include "ballast/comm/testing.h"
+#include "tests/engine/support/swap_folder.h"
 
 namespace ballast::testing {
 
@@ -108,6 +109,7 @@ void run_trial(int ranks, const Cell& cell, const std::function<void(Trial&)>& b
       },
       thread_options());
   board.expect_equal();
+  if (cell.placement == Placement::kNvme) expect_nothing_swapped();
 }
 
 }  // namespace ballast::testing
