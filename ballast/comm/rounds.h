@@ -12,13 +12,13 @@ namespace ballast {
 
 /// The kinds of call in which ranks meet.
 enum class Call : std::uint32_t {
-  kGather,    // a parameter fault; unit says which
-  kBackward,  // the end of a backward
-  kStep,      // step(), at its entry
-  kAccess,    // full values of one parameter, read or written; unit says which
-  kGathered,  // gathered(...), at its begin and end
-  kCoalesce,  // the end of coalesce_grad_reduction()
-  kZeroGrad,  // zero_grad(), where backwards reduce
+  kGather,      // a parameter fault; unit says which
+  kBackward,    // the end of a backward
+  kStep,        // step(), at its entry
+  kAccess,      // full values of one parameter, read or written; unit says which
+  kGathered,    // gathered(...), at its begin and end
+  kCoalesce,    // the end of coalesce_grad_reduction()
+  kZeroGrad,    // zero_grad(), where backwards reduce
   kMoveStates,  // offload_states(), reload_states()
 };
 

@@ -14,7 +14,7 @@ constexpr std::int64_t kNumel = 3'000'001;
 TEST(Pin, AnArenaIsPageLockedWhereAskedForAndCopiesBothWays) {
   const c10::Device device(at::kCUDA, 0);
   at::empty({1}, at::TensorOptions(device));  // is_pinned() says no until LibTorch has begun to use the device
-  for (int round = 0; round < 3; ++round) {  // what was page-locked can be so again when the system reuses it
+  for (int round = 0; round < 3; ++round) {   // what was page-locked can be so again when the system reuses it
     HostArena arena(2 * HostArena::bytes_of(kNumel, at::kFloat), true, device);
     EXPECT_TRUE(arena.pinned());
     const at::Tensor from = arena.allocate(kNumel, at::kFloat), to = arena.allocate(kNumel, at::kFloat);
