@@ -10,11 +10,13 @@
 #include "ballast/base/error.h"
 #include "ballast/base/log.h"
 #include "ballast/base/trace.h"
+#include "ballast/engine/host_budget.h"
 #include "ballast/engine/host_threads.h"
 #include "ballast/engine/impl.h"
 #include "ballast/engine/module_walk.h"
 #include "ballast/engine/rank_likeness.h"
 #include "ballast/grads/arithmetic.h"
+#include "ballast/tiers/host_memory.h"
 
 namespace ballast {
 namespace {
@@ -59,9 +61,12 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module_in, const Config& c
 
   check_same_everywhere(*rounds, config, layout);
 
+  const int ranks_here = ranks_on_this_machine(*rounds);
+  check_host_budget(layout, config, {world.size(), world.device().type(), batch.accumulation_steps}, ranks_here,
+                    tiers::available_host_bytes());
   const std::vector<Tier> states_tier = place_states(layout, policies.optimizer);
   if (policies.optimizer.tier != Tier::kDevice)
-    lane = std::make_unique<tiers::HostLane>(world.device(), host_threads(config, *rounds, world.device()));
+    lane = std::make_unique<tiers::HostLane>(world.device(), host_threads(config, ranks_here, world.device()));
   optimizer = std::make_unique<OptimizerStates>(layout, config.optimizer, policies.optimizer, states_tier, world.rank(),
                                                 world.device(), lane.get(), ledger);
   params = std::make_unique<ParamStore>(

@@ -31,12 +31,16 @@ int processors() {
 
 }  // namespace
 
-int host_threads(const Config& config, Rounds& rounds, c10::Device device) {
+int ranks_on_this_machine(Rounds& rounds) {
   const double mine = static_cast<double>(std::hash<std::string>()(machine()) >> 12);  // what a double holds exactly
   int here = 0;
   for (const auto& values : rounds.exchange({mine})) here += values.front() == mine ? 1 : 0;
+  return here;
+}
+
+int host_threads(const Config& config, int ranks_here, c10::Device device) {
   const int wanted = config.zero.offload_optimizer.threads;
-  const int share = std::max(1, processors() / here);
+  const int share = std::max(1, processors() / ranks_here);
   return wanted > 0 ? wanted : device.is_cpu() || share < 4 ? share : share - 1;
 }
 

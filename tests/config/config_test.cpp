@@ -174,7 +174,7 @@ TEST(Config, ReadsADeepSpeedUsersFile) {
   zero.stage3_model_persistence_threshold = 123'456'789;
   zero.offload_optimizer.device = OffloadDevice::kCpu;
   zero.offload_optimizer.pin_memory = false;
-  zero.sub_group_size = 4'194'304;  // 1e9 means the greatest one
+  zero.sub_group_size = kMaxSubGroupSize;  // 1e9 means the greatest one
   zero.leaf_module = {{"blocks.3.moe"}, {"moe", "experts"}};
   EXPECT_EQ(config.zero, zero);
 

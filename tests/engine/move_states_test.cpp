@@ -68,7 +68,7 @@ TEST(MoveStates, ComeBackBitForBitInEveryStageAndPlacement) {
               for (nlohmann::json zero : kPlacements) {
                 if (zero.contains("offload_param") && stage != 3) continue;
                 if (stage == 3) zero["stage3_param_persistence_threshold"] = 20;  // small units stay gathered
-                const Cell cell{stage, false, dtype, false};
+                const Cell cell{stage, Placement::kDevice, dtype, false};
                 const Answer want = train(world, cell, zero, nullptr);
                 for (const Kinds& kinds : kEveryKind) {
                   const Answer got = train(world, cell, zero, &kinds);
@@ -89,7 +89,7 @@ TEST(MoveStates, LeaveNothingOnTheDevice) {
           for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
             Board unused(world.size());
             auto model = std::make_shared<Zoo>();
-            Session session(model, settings({stage, false, dtype, false}, 1, placed({})), world, unused);
+            Session session(model, settings({stage, Placement::kDevice, dtype, false}, 1, placed({})), world, unused);
             Engine& engine = session.engine();
             engine.backward(model->loss(sample(0, 0, world.rank(), world.device())));
             const auto now = [&](Tier tier) { return engine.memory().total(tier).now; };
@@ -123,7 +123,8 @@ TEST(MoveStates, ModulesComeBackWholeWhenTheEngineEndsMeanwhile) {
           auto model = std::make_shared<Zoo>();
           Masters before;
           for (const auto& item : model->named_parameters()) before[item.key()] = item.value().detach().clone();
-          Session session(model, settings({stage, false, DType::kFloat32, false}, 1, placed({})), world, unused);
+          Session session(model, settings({stage, Placement::kDevice, DType::kFloat32, false}, 1, placed({})), world,
+                          unused);
           session.engine().offload_states();
           session.engine().shutdown();
           for (const auto& item : model->named_parameters())
