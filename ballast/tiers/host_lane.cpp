@@ -1,6 +1,5 @@
 #include "ballast/tiers/host_lane.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 
@@ -51,12 +50,12 @@ void HostLane::rethrow_failure() {
 }
 
 void HostLane::work() {
-  // Neither is inherited from the thread that made this one. Operators here work on storages that the computation must
-  // not see yet: the observer of parameter faults would wait for this very thread.
+  // Neither guard is inherited from the thread that made this one. Operators here work on storages that the computation
+  // must not see yet: the observer of parameter faults would wait for this very thread. LibTorch's thread count is left
+  // alone: at::set_num_threads sets MKL's for the whole process, and passes here take theirs as an argument.
   const at::NoGradGuard no_grad;
   const at::DisableRecordFunctionGuard unobserved;
   const DeviceStream::Scope on(stream_);
-  at::set_num_threads(threads_);
 
   std::unique_lock lock(mutex_);
   while (true) {
