@@ -19,6 +19,7 @@
 #include "ballast/engine/activation_checkpoint.h"
 #include "ballast/engine/engine.h"
 #include "ballast/models/gpt.h"
+#include "ballast/tiers/device_span.h"
 #include "benchmarks/measure.h"
 
 namespace {
@@ -93,7 +94,10 @@ void train(const Run& run, int stage, const std::string& offload, const World& w
     at::Tensor loss;
     const bench::Stopwatch watch;
     for (std::int64_t k = 0; k < run.window; ++k) {
-      loss = model->loss(tokens[k].narrow(1, 0, length), tokens[k].narrow(1, 1, length));
+      {
+        const tiers::DeviceSpan work(trace::Lane::kCompute, "forward", {}, device);
+        loss = model->loss(tokens[k].narrow(1, 0, length), tokens[k].narrow(1, 1, length));
+      }
       engine.backward(loss);
     }
     synchronize(device);
@@ -109,7 +113,8 @@ void train(const Run& run, int stage, const std::string& offload, const World& w
   }
   engine.synchronize();
   synchronize(device);
-  if (!run.trace.empty()) trace::write(run.trace, world.rank());
+  if (!run.trace.empty())
+    trace::write(run.trace + (world.size() > 1 ? ".rank" + std::to_string(world.rank()) : ""), world.rank());
   const double window = all.seconds() / static_cast<double>(run.windows);
 
   if (world.rank() == 0) {
@@ -158,7 +163,8 @@ int main(int argc, char** argv) {
   run.ratio = static_cast<double>(flags.number("percent", 100, "of the states that --offload moves")) / 100;
   run.threads = flags.number("threads", 0, "of host updates; 0: the engine's choice");
   run.nvme_path = flags.text("nvme-path", "/tmp", "folder of swap files, for --offload nvme");
-  run.trace = flags.text("trace", "", "file for a Chrome trace of the measured windows of the last combination");
+  run.trace = flags.text(
+      "trace", "", "file for a Chrome trace of the last combination's measured windows; FILE.rankN of several ranks");
   run.checkpointing = flags.number("checkpointing", 0, "1: recompute each block's activations in backward") != 0;
   const auto stages = split(flags.text("stages", "0,1,2,3", "stages, in this order"));
   const auto offloads = split(

@@ -16,6 +16,7 @@
 #include "ballast/engine/module_walk.h"
 #include "ballast/engine/rank_likeness.h"
 #include "ballast/grads/arithmetic.h"
+#include "ballast/tiers/device_span.h"
 #include "ballast/tiers/host_memory.h"
 
 namespace ballast {
@@ -98,6 +99,7 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module_in, const Config& c
     take_gradient(owner[static_cast<std::size_t>(tensor)], gradient);
   });
   lr = schedule.lr(0);
+  if (lane) progress.watch(*lane);
   if (world.rank() == 0)
     for (const std::string& notice : config.notices) log_info(notice);
 }
@@ -114,6 +116,7 @@ std::unique_ptr<HostSums> Engine::Impl::make_host_sums(const std::vector<Tier>& 
   options.pin_memory = policies.optimizer.pin_memory;
   // Enough for the host to queue the backward of the next units while the device is still at this one.
   constexpr std::int64_t kUnitsAhead = 3;
+  for (const Unit& unit : layout.units) options.names.push_back(unit.name);
   options.in_flight =
       std::min(policies.grads.max_in_flight, kUnitsAhead * *std::max_element(sizes.begin(), sizes.end()));
   return std::make_unique<HostSums>(std::move(sizes), policies.grads.keep_whole_sum ? world.size() : 1, world.device(),
@@ -185,12 +188,13 @@ void Engine::Impl::backward(const at::Tensor& loss, const BackwardOptions& optio
   const at::Tensor seed = at::full_like(loss, root);
 
   params->finish_launching();
-  const trace::Span span("caller", "backward");
+  const trace::Span call(trace::Lane::kCaller, "backward");
   reducer->begin_backward(no_sync_guards + coalesce_guards > 0);
   gradient_arrived = false;
   in_backward = true;
   try {
     const auto timer = progress.time(ProgressLog::kBackward);
+    const tiers::DeviceSpan work(trace::Lane::kCompute, "backward", {}, world.device());
     torch::autograd::backward({loss}, {seed}, options.retain_graph);
     in_backward = false;
   } catch (const CommError&) {  // of a reduction that a gradient started: the peers can't be met again
@@ -248,7 +252,7 @@ StepReport Engine::Impl::report(StepReason reason, const Agreed& agreed) const {
 }
 
 StepReport Engine::Impl::step() {
-  const trace::Span span("caller", "step");
+  const trace::Span call(trace::Lane::kCaller, "step");
   check_usable();
   refuse_while_away("engine.step");
   params->refuse_changed_module();
@@ -348,6 +352,8 @@ void Engine::Impl::update(int unit, const UpdateStep& step) {
     const auto timer = progress.time(ProgressLog::kUpdate);
     auto update = optimizer->prepare(unit, grads->landing(unit), step);
     if (optimizer->on_device(unit)) {
+      const tiers::DeviceSpan work(trace::Lane::kCompute, "update", layout.units[static_cast<std::size_t>(unit)].name,
+                                   world.device());
       optimizer->run(update);
     } else {
       later = [this, update = std::move(update)] { optimizer->run(update); };

@@ -6,6 +6,7 @@
 
 #include "ballast/base/math.h"
 #include "ballast/base/trace.h"
+#include "ballast/tiers/device_span.h"
 
 namespace ballast {
 
@@ -41,19 +42,19 @@ std::int64_t HostSums::staging_bytes(const std::vector<std::int64_t>& sizes, c10
 void HostSums::land(int unit, const at::Tensor& sum, bool first) {
   UnitSum& mine = at(unit);
   while (!flights_.empty() && in_flight_ + sum.numel() > options_.in_flight) {
-    lane_.wait(flights_.front().ticket);
+    lane_.wait(flights_.front().ticket, "room for the gradient of", name(unit));
     in_flight_ -= flights_.front().elements;
     flights_.pop_front();
   }
   const auto computed = tiers::DeviceStream::mark_current(device_);
-  auto job = [this, &mine, sum, first, computed] {
+  auto job = [this, unit, sum, first, computed] {
     copies_.wait_for(computed);
     const std::int64_t pieces = ranges_ * ceil_div(sum.numel() / ranges_, options_.piece);
-    Piece next = fetch(sum, 0);
+    Piece next = fetch(unit, sum, 0);
     for (std::int64_t i = 0; i < pieces; ++i) {
       const Piece piece = std::move(next);
-      if (i + 1 < pieces) next = fetch(sum, i + 1);  // travels while this one is added
-      add(mine, piece, first);
+      if (i + 1 < pieces) next = fetch(unit, sum, i + 1);  // travels while this one is added
+      add(unit, piece, first);
     }
   };
   mine.last = lane_.submit(std::move(job), "gradients");
@@ -61,7 +62,11 @@ void HostSums::land(int unit, const at::Tensor& sum, bool first) {
   in_flight_ += sum.numel();
 }
 
-HostSums::Piece HostSums::fetch(const at::Tensor& sum, std::int64_t index) {
+std::string_view HostSums::name(int unit) const {
+  return options_.names.empty() ? std::string_view() : options_.names[static_cast<std::size_t>(unit)];
+}
+
+HostSums::Piece HostSums::fetch(int unit, const at::Tensor& sum, std::int64_t index) {
   const std::int64_t range = sum.numel() / ranges_, pieces = ceil_div(range, options_.piece);
   Piece piece;
   piece.range = static_cast<int>(index / pieces);
@@ -73,17 +78,19 @@ HostSums::Piece HostSums::fetch(const at::Tensor& sum, std::int64_t index) {
                      .narrow(0, 0, static_cast<std::int64_t>(on_device.nbytes()))
                      .view(on_device.scalar_type());
   const tiers::DeviceStream::Scope on(copies_);
+  const tiers::DeviceSpan copy(trace::Lane::kCopies, "to the host: gradient of", name(unit), device_);
   piece.values.copy_(on_device, /*non_blocking=*/true);
   piece.copied = copies_.mark();
   return piece;
 }
 
-void HostSums::add(UnitSum& unit, const Piece& piece, bool first) {
-  {
-    const trace::Span span("copies", "gradient to the host");
+void HostSums::add(int unit_id, const Piece& piece, bool first) {
+  UnitSum& unit = at(unit_id);
+  if (!device_.is_cpu()) {
+    const trace::Span wait(trace::Lane::kHostWaits, "copy of", name(unit_id));
     piece.copied.synchronize();
   }
-  const trace::Span span("host", first ? "first gradient" : "add gradient");
+  const trace::Span work(trace::Lane::kHostAdd, first ? "first gradient of" : "gradient of", name(unit_id));
   const std::int64_t begin = piece.range * (unit.sum.numel() / ranges_) + piece.begin;
   auto* to =
       static_cast<std::byte*>(unit.sum.mutable_data_ptr()) + begin * static_cast<std::int64_t>(unit.sum.element_size());
@@ -93,12 +100,12 @@ void HostSums::add(UnitSum& unit, const Piece& piece, bool first) {
 }
 
 const at::Tensor& HostSums::landed(int unit) {
-  lane_.wait(at(unit).last);
+  lane_.wait(at(unit).last, "gradient of", name(unit));
   return at(unit).sum;
 }
 
 void HostSums::add_squares(int unit, SquareSums& squares, int first_rank) {
-  lane_.wait(at(unit).last);
+  lane_.wait(at(unit).last, "gradient of", name(unit));
   for (int r = 0; r < ranges_; ++r) {
     double sum = 0;
     for (double chunk : at(unit).squares[static_cast<std::size_t>(r)]) sum += chunk;

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "ballast/base/ledger.h"
@@ -27,6 +29,7 @@ class HostSums {
     bool pin_memory = false;                     // staging slots, next to a device
     std::int64_t in_flight = 0;                  // elements that wait for the lane at most; one sum may exceed it
     std::int64_t piece = std::int64_t{8} << 20;  // elements copied and added at once; a multiple of kSquaresChunk
+    std::vector<std::string> names;              // of the units, for the trace
   };
 
   /// sizes: elements by unit, 0 where the unit's sum is not kept here. All memory is allocated now. ranges: equal
@@ -74,8 +77,9 @@ class HostSums {
 
   UnitSum& at(int unit) { return units_[static_cast<std::size_t>(unit)]; }
 
-  Piece fetch(const at::Tensor& sum, std::int64_t index);
-  void add(UnitSum& unit, const Piece& piece, bool first);
+  std::string_view name(int unit) const;
+  Piece fetch(int unit, const at::Tensor& sum, std::int64_t index);
+  void add(int unit, const Piece& piece, bool first);
 
   const int ranges_;
   const c10::Device device_;

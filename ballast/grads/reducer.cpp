@@ -80,6 +80,7 @@ c10::ScalarType Reducer::travel_dtype(int unit, bool mixed) const {
 void Reducer::start(int unit, c10::ScalarType dtype, at::Tensor contributions) {
   const Unit& u = layout_.units[static_cast<std::size_t>(unit)];
   if (reduce_->size() == 1) {
+    const tiers::DeviceSpan reduce(trace::Lane::kReduce, "reduce", u.name, device_);
     store_.land(unit, std::move(contributions));
     return;
   }
@@ -88,6 +89,7 @@ void Reducer::start(int unit, c10::ScalarType dtype, at::Tensor contributions) {
   InFlight flight;
   flight.unit = unit;
   flight.elements = u.padded;
+  flight.launched = tiers::DeviceMark::now(device_);
   flight.sent = contributions.defined() ? contributions.to(dtype)
                                         : at::zeros({u.padded}, at::TensorOptions(dtype).device(device_));
   flight.bytes = ledger_->track(MemoryKind::kStaging, Tier::kDevice,
@@ -106,6 +108,7 @@ void Reducer::land_oldest() {
   const Unit& unit = layout_.units[static_cast<std::size_t>(flight.unit)];
   const at::Tensor sum = sum_in_rank_order(flight.received, reduce_->size());
   store_.land(flight.unit, whole(sum, unit));
+  flight.launched.end(trace::Lane::kReduce, "reduce", unit.name);
 }
 
 // Stage 0 keeps the whole sum on every rank: the shards' sums are gathered, so that its bits are those of the other

@@ -12,6 +12,7 @@
 #include "ballast/grads/gradient_store.h"
 #include "ballast/grads/policy.h"
 #include "ballast/layout/layout.h"
+#include "ballast/tiers/device_span.h"
 
 namespace ballast {
 
@@ -80,6 +81,7 @@ class Reducer {
     at::Tensor sent, received;
     PendingCollective transfer;
     Ledger::Entry bytes;
+    tiers::DeviceMark launched;
   };
 
   bool may_start_early(int unit) const;

@@ -1,5 +1,6 @@
 #include "ballast/monitor/breakdown.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <numeric>
@@ -32,15 +33,28 @@ std::vector<double> Breakdown::take() {
   return taken;
 }
 
+std::string format_share(double seconds, double whole) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.1f s (%.0f%%)", seconds, whole > 0 ? 100 * seconds / whole : 0);
+  return text.data();
+}
+
 std::string Breakdown::summary() const {
   const double sum = std::accumulate(total_.begin(), total_.end(), 0.0);
   std::string text;
-  for (std::size_t i = 0; i < phases_.size(); ++i) {
-    std::array<char, 64> part{};
-    std::snprintf(part.data(), part.size(), " %.1f s (%.0f%%)", total_[i], sum > 0 ? 100 * total_[i] / sum : 0);
-    text += (i ? ", " : "") + phases_[i] + part.data();
-  }
+  for (std::size_t i = 0; i < phases_.size(); ++i)
+    text += (i ? ", " : "") + phases_[i] + " " + format_share(total_[i], sum);
   return text;
+}
+
+std::string Breakdown::summary(double whole, const std::string& rest) const {
+  std::string text;
+  double left = whole;
+  for (std::size_t i = 0; i < phases_.size(); ++i) {
+    text += phases_[i] + " " + format_share(total_[i], whole) + ", ";
+    left -= total_[i];
+  }
+  return text + rest + " " + format_share(std::max(left, 0.0), whole);
 }
 
 }  // namespace ballast::monitor

@@ -33,11 +33,16 @@ class Breakdown {
   std::vector<double> take();
   /// "data 0.3 s (2%), forward 5.1 s (40%), ...": seconds since the start and the share of their sum.
   std::string summary() const;
+  /// Of `whole` seconds; what is in no phase is named `rest`.
+  std::string summary(double whole, const std::string& rest) const;
 
  private:
   std::vector<std::string> phases_;
   std::function<void()> wait_;
   std::vector<double> seconds_, total_;
 };
+
+/// "5.1 s (40%)".
+std::string format_share(double seconds, double whole);
 
 }  // namespace ballast::monitor

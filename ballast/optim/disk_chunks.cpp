@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <cstring>
 #include <span>
+#include <string>
 
 #include "ballast/base/math.h"
+#include "ballast/base/trace.h"
 #include "ballast/optim/state_chunks.h"
 #include "ballast/tiers/disk_file.h"
 #include "ballast/tiers/host_arena.h"
@@ -33,7 +35,7 @@ class DiskChunks final : public StateChunks {
 
   float* open(int chunk) override {
     Buffer& buffer = take(chunk);
-    file_.finish(chunk);  // its read; or its write, which has the same bytes
+    wait(chunk);  // for its read; or its write, which has the same bytes
     buffer.state = State::kOpen;
     return reinterpret_cast<float*>(memory(buffer, file_.padded_bytes(chunk)).data());
   }
@@ -45,7 +47,7 @@ class DiskChunks final : public StateChunks {
     file_.start_write(chunk, memory(buffer, file_.padded_bytes(chunk)));
     written_[static_cast<std::size_t>(chunk)] = true;
     buffer.state = State::kWriting;
-    if (!ring_.write_behind) file_.finish(chunk);
+    if (!ring_.write_behind) wait(chunk);
   }
 
   void expect(int chunk) override {
@@ -72,6 +74,11 @@ class DiskChunks final : public StateChunks {
   static std::span<std::byte> memory(const Buffer& buffer, std::int64_t bytes) {
     return {static_cast<std::byte*>(buffer.bytes.mutable_data_ptr()), static_cast<std::size_t>(bytes)};
   }
+  void wait(int chunk) {
+    const std::string name = trace::on() ? std::to_string(chunk) : std::string();
+    const trace::Span span(trace::Lane::kHostWaits, "chunk", name);
+    file_.finish(chunk);
+  }
   Buffer* find(int chunk) {
     const auto found =
         std::find_if(buffers_.begin(), buffers_.end(), [&](const Buffer& b) { return b.chunk == chunk; });
@@ -84,7 +91,7 @@ class DiskChunks final : public StateChunks {
     if (buffer == nullptr) {
       for (Buffer& b : buffers_)
         if (b.state != State::kOpen && (buffer == nullptr || b.used < buffer->used)) buffer = &b;
-      if (buffer->chunk >= 0) file_.finish(buffer->chunk);
+      if (buffer->chunk >= 0) wait(buffer->chunk);
       buffer->chunk = chunk;
       buffer->state = State::kAhead;
       const std::span<std::byte> to = memory(*buffer, file_.padded_bytes(chunk));

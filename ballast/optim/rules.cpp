@@ -40,18 +40,19 @@ void OptimizerStates::run(const Update& update) {
 // The kernels write the rounded copy where the parameters are, or next to it where they are across a bus.
 void OptimizerStates::run_chunk(const Update& update, Range range, float* master) {
   const int moments = OptimizerStates::moments(config_);
+  const std::string& name = layout_.units[static_cast<std::size_t>(update.unit)].name;
   for (const Segment& segment : update.segments) {
     const Range part = intersect(segment.range, range);
     if (part.empty()) continue;
     float* weights = master + (part.begin - range.begin);
     const at::Tensor to = part_of(at(update.unit).bound, part);
-    const at::Tensor staged = uploads_->stage(to);
-    const trace::Span span("host", "update");
+    const at::Tensor staged = uploads_->stage(to, name);
+    const trace::Span work(trace::Lane::kHostUpdate, "update", name);
     run_on_host(
         update, segment,
         {weights, moments > 0 ? weights + range.size() : nullptr, moments > 1 ? weights + 2 * range.size() : nullptr,
          part_of(update.sum, part).cpu(), staged, part.size()});
-    uploads_->send(staged, to);
+    uploads_->send(staged, to, name);
   }
 }
 

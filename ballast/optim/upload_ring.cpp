@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "ballast/base/trace.h"
+#include "ballast/tiers/device_span.h"
 #include "ballast/tiers/host_arena.h"
 
 namespace ballast {
@@ -16,16 +17,17 @@ UploadRing::UploadRing(std::int64_t slot_bytes, bool pin_memory, c10::Device dev
   bytes_ = ledger->track(MemoryKind::kStaging, Tier::kHost, bytes(slot_bytes, device.type()));
 }
 
-at::Tensor UploadRing::stage(const at::Tensor& to) {
+at::Tensor UploadRing::stage(const at::Tensor& to, std::string_view unit) {
   if (to.is_cpu()) return to;
   last_ = (last_ + 1) % slots_.size();
-  const trace::Span span("copies", "waits for a free slot");
+  const trace::Span wait(trace::Lane::kHostWaits, "room to send", unit);
   slots_[last_].copied.synchronize();
   return slots_[last_].memory.narrow(0, 0, static_cast<std::int64_t>(to.nbytes())).view(to.scalar_type());
 }
 
-void UploadRing::send(const at::Tensor& staged, const at::Tensor& to) {
+void UploadRing::send(const at::Tensor& staged, const at::Tensor& to, std::string_view unit) {
   if (to.is_cpu()) return;
+  const tiers::DeviceSpan copy(trace::Lane::kCopies, "to the device: parameters of", unit, device_);
   to.copy_(staged, /*non_blocking=*/true);
   slots_[last_].copied = tiers::DeviceStream::mark_current(device_);
 }

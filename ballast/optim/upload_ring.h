@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <string_view>
 
 #include "ballast/base/ledger.h"
 #include "ballast/tiers/device_stream.h"
@@ -23,10 +24,11 @@ class UploadRing {
     return device == c10::DeviceType::CPU ? 0 : kSlots * slot_bytes;
   }
 
-  /// Where to write what shall be in `to`: `to` itself, or a buffer of its size and dtype whose last copy has ended.
-  at::Tensor stage(const at::Tensor& to);
+  /// unit: its name, for the trace. Where to write what shall be in `to`: `to` itself, or a buffer of its size and
+  /// dtype whose last copy has ended.
+  at::Tensor stage(const at::Tensor& to, std::string_view unit);
   /// Queues the copy on the current stream.
-  void send(const at::Tensor& staged, const at::Tensor& to);
+  void send(const at::Tensor& staged, const at::Tensor& to, std::string_view unit);
 
  private:
   static constexpr int kSlots = 4;

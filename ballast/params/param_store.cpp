@@ -135,17 +135,26 @@ void ParamStore::publish(int unit, const std::vector<bool>& updated, std::functi
   if (residency_) residency_->open_after(unit, {});
   if (!travels) return;
   while (!publishing_.empty() && publishing_elements_ + u.padded > policy_.publish_in_flight) {
-    publishing_.front().gather.wait();
-    publishing_elements_ -= publishing_.front().elements;
+    finish(publishing_.front());
+    publishing_elements_ -= publishing_.front().unit->padded;
     publishing_.pop_front();
   }
-  publishing_.push_back({u.padded, start_publishing(unit)});
+  publishing_.push_back(start_publishing(unit));
   publishing_elements_ += u.padded;
 }
 
-PendingCollective ParamStore::start_publishing(int unit) {
-  return gather_->all_gather(units_[static_cast<std::size_t>(unit)].whole, owned(unit),
-                             "unit " + layout_.units[static_cast<std::size_t>(unit)].name + ", updated");
+ParamStore::Publishing ParamStore::start_publishing(int unit) {
+  const Unit& u = layout_.units[static_cast<std::size_t>(unit)];
+  const auto launched = tiers::DeviceMark::now(owned(unit).device());
+  return {
+      &u,
+      gather_->all_gather(units_[static_cast<std::size_t>(unit)].whole, owned(unit), "unit " + u.name + ", updated"),
+      launched};
+}
+
+void ParamStore::finish(Publishing& publishing) {
+  publishing.gather.wait();
+  publishing.launched.end(trace::Lane::kGather, "gather", publishing.unit->name);
 }
 
 void ParamStore::publish_on_lane(int unit, bool travels, std::function<void()> update) {
@@ -158,7 +167,10 @@ void ParamStore::publish_on_lane(int unit, bool travels, std::function<void()> u
     if (policy_.tier == Tier::kHost) old_values_read.synchronize();
     lane_->stream().wait_for(old_values_read);
     if (update) update();
-    if (travels) start_publishing(unit).wait();
+    if (travels) {
+      Publishing publishing = start_publishing(unit);
+      finish(publishing);
+    }
     *published = lane_->stream().mark();
   };
   const auto ticket = lane_->submit(std::move(job), "update");
@@ -172,14 +184,14 @@ void ParamStore::publish_on_lane(int unit, bool travels, std::function<void()> u
 }
 
 void ParamStore::finish_publish() {
-  for (Publishing& publishing : publishing_) publishing.gather.wait();
+  for (Publishing& publishing : publishing_) finish(publishing);
   publishing_.clear();
   publishing_elements_ = 0;
   for (const Unit& unit : layout_.units) settle(unit.id);
 }
 
 void ParamStore::finish_launching() {
-  if (lane_ != nullptr && !lane_->stream().device().is_cpu()) lane_->wait(last_on_lane_);
+  if (lane_ != nullptr && !lane_->stream().device().is_cpu()) lane_->wait(last_on_lane_, "launch of gathers");
 }
 
 void ParamStore::settle(int unit) {

@@ -15,6 +15,7 @@
 #include "ballast/params/residency.h"
 #include "ballast/params/update_gate.h"
 #include "ballast/params/write_watch.h"
+#include "ballast/tiers/device_span.h"
 #include "ballast/tiers/host_arena.h"
 
 namespace ballast {
@@ -114,12 +115,14 @@ class ParamStore {
     Ledger::Entry bytes;
   };
   struct Publishing {
-    std::int64_t elements;
+    const Unit* unit;
     PendingCollective gather;
+    tiers::DeviceMark launched;
   };
   std::vector<std::vector<at::Tensor>> members(const Unit& unit) const;
   void publish_on_lane(int unit, bool travels, std::function<void()> update);
-  PendingCollective start_publishing(int unit);
+  Publishing start_publishing(int unit);
+  static void finish(Publishing& publishing);
   void new_version(const Unit& unit, std::size_t slot);
   void move_shards(c10::Device to, Tier tier, const std::function<void(int unit)>& rebind);
   void alias_whole(int unit);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string_view>
 
 #include "ballast/tiers/device_stream.h"
 #include "ballast/tiers/host_lane.h"
@@ -17,10 +18,10 @@ class PendingUpdate {
 
   explicit operator bool() const { return lane_ != nullptr; }
   /// When it returns, the host and what is queued on the current stream from now on see the new values. Throws what
-  /// ended the lane.
-  void wait() {
+  /// ended the lane. unit: its name, for the trace.
+  void wait(std::string_view unit) {
     if (lane_ == nullptr) return;
-    lane_->wait(ticket_);
+    lane_->wait(ticket_, "update of", unit);
     published_->block_current_stream();
     *this = {};
   }

@@ -138,7 +138,7 @@ void Residency::fault(const Lock& held, int unit) {
 void Residency::start_gather(const Lock& held, int unit) {
   State& state = at(unit);
   rounds_.meet_on_unit(Call::kGather, unit);
-  state.update.wait();
+  state.update.wait(name(unit));
   Ledger::Entry bytes = ledger_->track(MemoryKind::kGathered, Tier::kDevice,
                                        size(unit) * static_cast<std::int64_t>(state.shard.element_size()));
   state.storage.map();
@@ -156,7 +156,8 @@ void Residency::start_gather(const Lock& held, int unit) {
 void Residency::fetch(const Lock&, int unit) {
   State& state = at(unit);
   const at::Tensor& flat = state.storage.flat();
-  const std::string what = "unit " + layout_.units[static_cast<std::size_t>(unit)].name;
+  const std::string what = "unit " + name(unit);
+  state.launched = tiers::DeviceMark::now(flat.device());
   if (state.shard.device() == flat.device()) {
     state.gather = gather_->all_gather(flat, state.shard, what);
     return;
@@ -165,7 +166,10 @@ void Residency::fetch(const Lock&, int unit) {
   copies_.wait_for(tiers::DeviceStream::mark_current(flat.device()));
   const tiers::DeviceStream::Scope on(copies_);
   const at::Tensor slice = flat.narrow(0, gather_->rank() * state.shard.numel(), state.shard.numel());
-  slice.copy_(state.shard, /*non_blocking=*/true);
+  {
+    const tiers::DeviceSpan copy(trace::Lane::kCopies, "to the device: shard of", name(unit), flat.device());
+    slice.copy_(state.shard, /*non_blocking=*/true);
+  }
   state.storage.used_on_current_stream();
   state.fetched = copies_.mark();
   state.gather = gather_->all_gather(flat, slice, what);
@@ -176,6 +180,7 @@ void Residency::finish_gather(const Lock&, int unit) {
   if (state.residence != Residence::kGathering) return;
   state.gather.wait();
   state.fetched.block_current_stream();
+  state.launched.end(trace::Lane::kGather, "gather", name(unit));
   state.residence = Residence::kMapped;
   state.watch.accept_all();
 }
@@ -258,7 +263,7 @@ void Residency::open_after(int unit, PendingUpdate update) {
   if (!state.managed) return;
   state.update = std::move(update);
   if (state.pins > 0) {
-    state.update.wait();
+    state.update.wait(name(unit));
     rounds_.meet_on_unit(Call::kGather, unit);
     fetch(lock, unit);
     state.residence = Residence::kGathering;
@@ -274,7 +279,7 @@ void Residency::move_shard(int unit, at::Tensor shard, bool regather) {
   Lock lock(mutex_);
   State& state = at(unit);
   if (!state.managed) return;
-  state.update.wait();
+  state.update.wait(name(unit));
   if (state.residence != Residence::kSharded && state.pins == 0) drop(lock, unit);
   state.shard = std::move(shard);
   if (regather && state.persistent && state.residence == Residence::kSharded) {
@@ -285,7 +290,7 @@ void Residency::move_shard(int unit, at::Tensor shard, bool regather) {
 
 void Residency::settle(int unit) {
   Lock lock(mutex_);
-  at(unit).update.wait();
+  at(unit).update.wait(name(unit));
 }
 
 void Residency::accept_write(int unit, std::size_t slot) {

@@ -19,6 +19,7 @@
 #include "ballast/params/fault_order.h"
 #include "ballast/params/pending_update.h"
 #include "ballast/params/write_watch.h"
+#include "ballast/tiers/device_span.h"
 
 namespace ballast {
 
@@ -102,6 +103,7 @@ class Residency final : public FaultHandler {
     PendingUpdate update;        // of the shard
     tiers::DeviceEvent fetched;  // the shard is on the device, where it rests on the host
     PendingCollective gather;
+    tiers::DeviceMark launched;  // the gather
     Ledger::Entry bytes;
   };
   using Lock = std::unique_lock<std::mutex>;
@@ -109,6 +111,7 @@ class Residency final : public FaultHandler {
   State& at(int unit) { return states_[static_cast<std::size_t>(unit)]; }
   const State& at(int unit) const { return states_[static_cast<std::size_t>(unit)]; }
   std::int64_t size(int unit) const { return layout_.units[static_cast<std::size_t>(unit)].padded; }
+  const std::string& name(int unit) const { return layout_.units[static_cast<std::size_t>(unit)].name; }
   void use(const Lock& held, int unit);
   void fault(const Lock& held, int unit);
   void start_gather(const Lock& held, int unit);

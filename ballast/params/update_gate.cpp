@@ -49,7 +49,7 @@ void UpdateGate::let_go(int unit) noexcept {
 void UpdateGate::settle(const Lock&, int unit) {
   State& state = at(unit);
   if (state.update) {
-    state.update.wait();
+    state.update.wait(layout_.units[static_cast<std::size_t>(unit)].name);
     state.storage.put_back();
   }
   if (state.away.defined()) {

@@ -30,18 +30,29 @@ HostLane::Ticket HostLane::submit(std::function<void()> job, const char* what) {
   return ticket;
 }
 
-void HostLane::wait(Ticket ticket) {
+void HostLane::wait(Ticket ticket, const char* what, std::string_view which) {
   std::unique_lock lock(mutex_);
-  if (done_ >= ticket && !failure_) return;
-  const trace::Span span("caller", "waits for the host lane");
-  went_.wait(lock, [&] { return done_ >= ticket || failure_; });
-  if (failure_) std::rethrow_exception(failure_);
+  wait(lock, ticket, what, which);
 }
 
 void HostLane::drain() {
   std::unique_lock lock(mutex_);
-  went_.wait(lock, [&] { return done_ >= submitted_ || failure_; });
+  wait(lock, submitted_, "all on the host", {});
+}
+
+void HostLane::wait(std::unique_lock<std::mutex>& held, Ticket ticket, const char* what, std::string_view which) {
+  if (done_ < ticket && !failure_) {
+    const trace::Span span(trace::Lane::kCallerWaits, what, which);
+    const auto since = std::chrono::steady_clock::now();
+    went_.wait(held, [&] { return done_ >= ticket || failure_; });
+    times_.waited += std::chrono::steady_clock::now() - since;
+  }
   if (failure_) std::rethrow_exception(failure_);
+}
+
+HostLane::Times HostLane::times() {
+  const std::lock_guard lock(mutex_);
+  return times_;
 }
 
 void HostLane::rethrow_failure() {
@@ -64,6 +75,7 @@ void HostLane::work() {
     Job job = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
+    const auto since = std::chrono::steady_clock::now();
     std::exception_ptr error;
     try {
       if (before_job_) before_job_(job.what);
@@ -73,6 +85,7 @@ void HostLane::work() {
     }
     job.run = nullptr;  // what it holds goes before anybody hears that it has run
     lock.lock();
+    times_.busy[job.what] += std::chrono::steady_clock::now() - since;
     ++done_;
     if (error) {
       failure_ = error;

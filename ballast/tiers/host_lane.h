@@ -2,12 +2,15 @@
 
 #include <c10/core/Device.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <exception>
 #include <functional>
+#include <map>
 #include <mutex>
+#include <string_view>
 #include <thread>
 
 #include "ballast/tiers/device_stream.h"
@@ -24,6 +27,11 @@ namespace ballast::tiers {
 class HostLane {
  public:
   using Ticket = std::uint64_t;  // 0: no job
+  /// Wall clock since the start.
+  struct Times {
+    std::map<std::string_view, std::chrono::duration<double>> busy;  // by kind of job
+    std::chrono::duration<double> waited{};                          // others in wait() and drain()
+  };
 
   /// device: whose stream the jobs' copies and collectives are queued on, beside the computation's.
   HostLane(c10::Device device, int threads);
@@ -33,13 +41,14 @@ class HostLane {
 
   /// what: kind of the job, a literal.
   Ticket submit(std::function<void()> job, const char* what = "states");
-  /// Until this job and all before it have run.
-  void wait(Ticket ticket);
+  /// Until this job and all before it have run. what, which: what for, in the trace.
+  void wait(Ticket ticket, const char* what = "host", std::string_view which = {});
   void drain();
   /// submit() and wait().
   void run(std::function<void()> job) { wait(submit(std::move(job))); }
   void rethrow_failure();
 
+  Times times();
   int threads() const { return threads_; }
   /// The current stream of every job.
   const DeviceStream& stream() const { return stream_; }
@@ -50,6 +59,7 @@ class HostLane {
     const char* what;
   };
   void work();
+  void wait(std::unique_lock<std::mutex>& held, Ticket ticket, const char* what, std::string_view which);
 
   const testing::LaneHook::Body before_job_ = testing::LaneHook::current();
   const int threads_;
@@ -58,6 +68,7 @@ class HostLane {
   std::condition_variable came_, went_;  // a job was queued (or the end); a job has run
   std::deque<Job> queue_;
   Ticket submitted_ = 0, done_ = 0;
+  Times times_;
   bool ending_ = false;
   std::exception_ptr failure_;
   std::thread thread_;  // last: it uses the others from its first moment

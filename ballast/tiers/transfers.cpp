@@ -42,7 +42,7 @@ Transfers::Transfers(DiskFile& file, const DiskOptions& options)
 void Transfers::start(int chunk, DiskOp op, std::int64_t offset, std::span<std::byte> data) {
   const auto bytes = static_cast<std::int64_t>(data.size());
   if (bytes == 0) return;
-  chunks_[chunk] = {.op = op, .offset = offset, .data = data, .begun = 0, .left = bytes};
+  chunks_[chunk] = {.op = op, .offset = offset, .data = data, .begun = 0, .left = bytes, .in_flight = 0};
   waiting_.push_back(chunk);
   pump();
 }
@@ -156,7 +156,11 @@ void Transfers::free(std::size_t slot) {
   free_.push_back(slot);
   const auto found = chunks_.find(pieces_[slot].chunk);
   --found->second.in_flight;
-  if (found->second.left == 0) chunks_.erase(found);
+  if (found->second.left > 0) return;
+  if (trace::on())
+    found->second.started.end(trace::Lane::kDisk, found->second.op == DiskOp::kRead ? "read chunk" : "write chunk",
+                              std::to_string(found->first) + " of " + file_.path().filename().string());
+  chunks_.erase(found);
 }
 
 void Transfers::fail(const Piece& piece, const std::string& what, const char* remedy) {

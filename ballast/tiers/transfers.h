@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "ballast/base/trace.h"
 #include "ballast/tiers/disk_file.h"
 #include "ballast/tiers/disk_queue.h"
 
@@ -44,6 +45,7 @@ class Transfers {
     std::int64_t begun = 0;  // bytes given to pieces so far
     std::int64_t left = 0;   // bytes not moved yet
     int in_flight = 0;       // pieces
+    trace::Mark started = trace::Mark::now();
   };
   struct Piece {
     int chunk = 0;
