@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cli/run_file.h"
+#include "cli/trace.h"
 
 /// What the verbs of the command line do. Each returns the exit status and throws what goes wrong; main.cpp parses, and
 /// prints errors.
@@ -12,8 +13,9 @@ namespace ballast::cli {
 
 inline constexpr int kExitInterrupted = 130;  // as a shell reports an end by Ctrl-C
 
-/// Trains, evaluates, generates; writes metrics.csv, metrics.jsonl, config.json and sample.txt into the run's folder.
-int train(const RunFile& run);
+/// Trains, evaluates, generates; writes metrics.csv, metrics.jsonl, config.json and sample.txt into the run's folder,
+/// and the trace where one is asked for.
+int train(const RunFile& run, const TraceOptions& trace = {});
 
 /// Prints what a rank's memory will hold, by kind and tier, and what each stage and placement would change. ranks: 0
 /// for as many as were launched. with_engine: runs every stage and placement for two windows (on the launched ranks),

@@ -19,6 +19,7 @@ constexpr const char* kExamples = R"(Examples:
   ballast train --config examples/demo.json --set data.path=src --sample 400
   torchrun --nproc_per_node 2 --no_python ballast train --config run.json
   ballast train --config run.json --set engine.zero_optimization.stage=3 --set train.steps=100
+  ballast train --config run.json --trace trace.json --trace-steps 5:8
   ballast estimate --config run.json --ranks 8
   ballast config check run.json
   ballast bench-io /mnt/nvme
@@ -72,12 +73,21 @@ int run(int argc, char** argv) {
   CLI::App* train = app.add_subcommand("train", "Train a GPT on text or tokens, as a run file says");
   options.add_to(*train);
   train->add_option("--sample", sample, "Tokens (bytes of text) to generate at the end");
+  std::string trace_file, trace_steps;
+  train->add_option("--trace", trace_file,
+                    "Write what ran when, as a Chrome trace (ui.perfetto.dev); FILE.rankN of several ranks");
+  train->add_option("--trace-steps", trace_steps,
+                    "Steps that the trace holds, FIRST:LAST [5:10, of a shorter run its last six]");
   train->footer("Ctrl-C ends the run after the running step, with the report so far.\n\n" + std::string(kExamples));
   train->callback([&] {
     chosen = [&] {
       cli::RunFile file = options.load("train");
       if (sample >= 0) file.sample.count = sample;
-      return cli::train(file);
+      if (!trace_steps.empty() && trace_file.empty())
+        throw UseError("cli.parse", "missing option (--trace FILE beside --trace-steps)");
+      cli::TraceOptions trace{trace_file, {}};
+      if (!trace_steps.empty()) trace.steps = cli::parse_steps(trace_steps);
+      return cli::train(file, trace);
     };
   });
 

@@ -15,6 +15,7 @@
 #include "cli/interrupt.h"
 #include "cli/launch.h"
 #include "cli/text.h"
+#include "cli/trace.h"
 #include "cli/trainer.h"
 
 namespace ballast::cli {
@@ -88,10 +89,11 @@ class Console {
                    ":\n" + printable(text));
   }
 
-  void show_files() {
+  void show_files(const fs::path& trace) {
     std::string text = "files:";
     for (const char* name : {"config.json", "metrics.csv", "metrics.jsonl", "sample.txt"})
       if (fs::exists(folder_ / name)) text.append(" ").append((folder_ / name).string());
+    if (!trace.empty()) text.append(" ").append(trace.string());
     progress_.line(text);
   }
 
@@ -108,9 +110,11 @@ class Console {
 
 }  // namespace
 
-int train(const RunFile& run) {
+int train(const RunFile& run, const TraceOptions& trace_options) {
   if (run.train.threads > 0) at::set_num_threads(run.train.threads);
   const auto windows = open_windows(run);  // before ranks meet: its errors are every rank's own
+  const Launched here = launched();
+  RunTrace trace(trace_options, run.train.steps, here.rank, here.ranks);
   catch_interrupts();
   const World world = make_world(run);
   Trainer trainer(run, world, windows);
@@ -118,8 +122,10 @@ int train(const RunFile& run) {
   if (world.rank() == 0) console = std::make_unique<Console>(run, trainer, *windows);
 
   bool stop = false;
-  while (!stop && !trainer.finished()) {
+  for (std::int64_t step = 1; !stop && !trainer.finished(); ++step) {
+    trace.begin(step);
     const StepResult result = trainer.step();
+    trace.end(step, result.stop || trainer.finished());
     if (console) console->show(result, trainer);
     stop = result.stop;
   }
@@ -128,7 +134,7 @@ int train(const RunFile& run) {
     const auto tokens = trainer.sample();  // every rank: at stage 3 each forward gathers parameters from all of them
     if (console) console->show_sample(tokens);
   }
-  if (console) console->show_files();
+  if (console) console->show_files(trace.written());
   return stop ? kExitInterrupted : 0;
 }
 

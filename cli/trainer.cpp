@@ -5,10 +5,12 @@
 
 #include <chrono>
 
+#include "ballast/base/trace.h"
 #include "ballast/comm/communicator.h"
 #include "ballast/data/permutation.h"
 #include "ballast/engine/activation_checkpoint.h"
 #include "ballast/models/generate.h"
+#include "ballast/tiers/device_span.h"
 #include "cli/interrupt.h"
 
 namespace ballast::cli {
@@ -64,11 +66,14 @@ at::Tensor Trainer::forward(StepResult& result) {
   data::Batch batch;
   {
     const Timer timer(breakdown(), kData);
+    const trace::Span call(trace::Lane::kCaller, "data");
     batch = windows_->read(data::Part::kTrain, sampler_.next(shape_.micro_batch, world_.rank(), world_.size()));
     batch.inputs = batch.inputs.to(world_.device(), /*non_blocking=*/true);
     batch.targets = batch.targets.to(world_.device(), /*non_blocking=*/true);
   }
   const Timer timer(breakdown(), kForward);
+  const trace::Span call(trace::Lane::kCaller, "forward");
+  const tiers::DeviceSpan work(trace::Lane::kCompute, "forward", {}, world_.device());
   result.tokens += batch.tokens();
   return model_->loss(batch.inputs, batch.targets);
 }
@@ -102,6 +107,8 @@ StepResult Trainer::step() {
   const auto start = std::chrono::steady_clock::now();
   StepResult result;
   result.step = ++step_;
+  const std::string number = trace::on() ? std::to_string(step_) : std::string();
+  const trace::Span window(trace::Lane::kSteps, "step", number);
   result.report = run_window(
       run_.engine.managed_gradient_accumulation ? shape_.accumulation_steps : window_length(run_.train, step_), result);
   // One round a window: the loss of all ranks, and whether any of them was told to stop, so that all stop here.

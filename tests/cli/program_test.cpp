@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "tests/cli/trace_reader.h"
 #include "tests/data/temporary_folder.h"
 
 namespace ballast::cli {
@@ -66,7 +67,7 @@ TEST_F(Program, HelpShowsVerbsAndExamples) {
     EXPECT_TRUE(contains(all.output, part)) << part << "\n" << all.output;
   const Outcome train = ballast("train --help");
   EXPECT_EQ(train.status, 0);
-  for (const char* part : {"--config", "--set", "--sample", "Ctrl-C"})
+  for (const char* part : {"--config", "--set", "--sample", "--trace", "--trace-steps", "Ctrl-C"})
     EXPECT_TRUE(contains(train.output, part)) << part;
   EXPECT_EQ(ballast("").status, 2);
 }
@@ -208,6 +209,75 @@ TEST_F(Program, DemoTrainsTwoRanksAndMeasuresTheirMemory) {
     EXPECT_TRUE(contains(outcome.output, part)) << part << "\n" << outcome.output;
   for (const char* file : {"config.json", "metrics.csv", "metrics.jsonl", "sample.txt", "memory.txt"})
     EXPECT_TRUE(std::filesystem::exists(folder_.path() / "runs/demo" / file)) << file;
+}
+
+// Two ranks as a launcher starts them; each writes its own file.
+TEST_F(Program, TracesEveryLaneOfEveryRankAtStages2And3AndInBothPlacements) {
+  for (const std::string stage : {"2", "3"})
+    for (const std::string device : {"cpu", "nvme"}) {
+      SCOPED_TRACE("stage " + stage + ", " + device);
+      const std::string words =
+          " train --config run.json --trace out.json --trace-steps 2:4 --set engine.steps_per_print=0"
+          " --set engine.zero_optimization.stage=" +
+          stage + " --set engine.zero_optimization.offload_optimizer.device=" + device +
+          " --set engine.zero_optimization.offload_optimizer.nvme_path=" + folder_.path().string() +
+          " --set engine.zero_optimization.stage3_param_persistence_threshold=0 --set train.window=2";
+      const Outcome outcome =
+          shell("cd " + folder_.path().string() +
+                "; port=$(python3 -c 'import socket; s = socket.socket(); s.bind((\"127.0.0.1\", 0)); "
+                "print(s.getsockname()[1])'); export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port; "
+                "RANK=1 LOCAL_RANK=1 " +
+                kProgram + words + " & RANK=0 LOCAL_RANK=0 " + kProgram + words +
+                " & zero=$!; wait $zero; a=$?; wait; echo status $a");
+      ASSERT_TRUE(contains(outcome.output, "status 0")) << outcome.output;
+      EXPECT_TRUE(contains(outcome.output, " out.rank0.json")) << outcome.output;
+      for (const int rank : {0, 1}) {
+        const TraceReader trace(folder_.path() / ("out.rank" + std::to_string(rank) + ".json"));
+        trace.expect_nested();
+        EXPECT_EQ(trace.json()["traceEvents"][0]["pid"], rank);
+        EXPECT_EQ(trace.json()["otherData"]["spans_left_out"], 0);
+        for (const char* lane : {"steps", "caller", "compute", "gather", "reduce", "host add", "host update"})
+          EXPECT_FALSE(trace.lane(lane).empty()) << lane;
+        EXPECT_EQ(trace.lane("disk").empty(), device != "nvme");
+        EXPECT_EQ(trace.lane("steps").size(), 3u);
+        EXPECT_EQ(trace.lane("compute", "forward").size(), 6u);
+        EXPECT_EQ(trace.lane("compute", "backward").size(), 6u);
+        trace.expect_named("gather", "gather blocks.0");
+        trace.expect_named("reduce", "reduce blocks.0");
+        trace.expect_named("host update", "update blocks.0");
+      }
+    }
+}
+
+TEST_F(Program, TraceIsWrittenAtCtrlCAndItsWordsAreChecked) {
+  const Outcome outcome =
+      shell("cd " + folder_.path().string() + "; " + kProgram +
+            " train --config run.json --set train.steps=1000000 --trace t.json --trace-steps "
+            "2:900000 & run=$!; until [ \"$(wc -l < runs/run/metrics.jsonl 2> /dev/null || echo 0)\" -ge 3 ]; do sleep "
+            "0.1; kill -0 $run || exit 99; done; kill -INT $run; wait $run; echo status $?");
+  EXPECT_TRUE(contains(outcome.output, "status 130")) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "runs/run/metrics.jsonl t.json")) << outcome.output;
+  EXPECT_EQ(TraceReader(folder_.path() / "t.json").lane("steps").at(0).name, "step 2");
+
+  const auto refused = [&](const std::string& words, const std::string& message) {
+    const Outcome outcome = ballast("train --config run.json " + words);
+    EXPECT_EQ(outcome.output, "ballast: " + message + "\n");
+    EXPECT_NE(outcome.status, 0);
+  };
+  refused("--trace-steps 2:3", "[cli.parse] missing option (--trace FILE beside --trace-steps)");
+  refused("--trace x.json --trace-steps 3",
+          "[cli.parse] not a range of steps (--trace-steps 3; want FIRST:LAST, as 5:10)");
+  refused("--trace x.json --trace-steps 7:9",
+          "[cli.train] the run ends before the steps to trace (--trace-steps 7:9, train.steps 6)");
+  refused("--trace gone/x.json", "[cli.train] can't write the trace (--trace gone/x.json: No such file or directory)");
+}
+
+TEST_F(Program, BreakdownSaysWhatTheHostDidMeanwhile) {
+  const Outcome outcome = ballast("train --config run.json --set engine.wall_clock_breakdown=true");
+  ASSERT_EQ(outcome.status, 0) << outcome.output;
+  for (const char* part : {"; since the first backward: backward ", ", publish ", ", the caller ",
+                           "; waits for the host lane ", "; on the lane: gradients ", ", update ", ", idle "})
+    EXPECT_TRUE(contains(outcome.output, part)) << part << "\n" << outcome.output;
 }
 
 TEST_F(Program, BenchIoMeasuresADiskAndPrintsTheBestSetting) {
