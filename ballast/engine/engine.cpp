@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "ballast/base/error.h"
 #include "ballast/base/log.h"
@@ -35,10 +36,17 @@ double rounded(double value, c10::ScalarType dtype) {
   }
 }
 
+// A Config filled in code has passed no check yet; reading it back passes all of them.
+Config checked(const Config& config) {
+  Config read = Config::from_json(config.to_json());
+  read.notices = config.notices;
+  return read;
+}
+
 }  // namespace
 
 Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module_in, const Config& config_in, World world_in)
-    : config(config_in),
+    : config(checked(config_in)),
       world(std::move(world_in)),
       module(std::move(module_in)),
       ledger(Ledger::create()),

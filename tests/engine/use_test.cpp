@@ -5,6 +5,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "ballast/base/error.h"
+#include "ballast/comm/testing.h"
 #include "tests/engine/support/cases.h"
 #include "tests/engine/support/zoo.h"
 
@@ -13,6 +14,18 @@ namespace {
 
 void in_every_stage(const std::function<void(Trial&)>& body, bool managed = false) {
   for (const Cell& cell : cells(kEveryStage, kFp32, {managed})) run_trial(2, cell, body);
+}
+
+TEST(Construction, AConfigFilledInCodeObeysTheRangesOfTheSchema) {
+  Config config;
+  config.zero.stage = 9;
+  auto module = std::make_shared<torch::nn::Linear>(2, 2)->ptr();
+  try {
+    Engine engine(module, config, World::single(thread_options()));
+    ADD_FAILURE() << "stage 9 was accepted";
+  } catch (const ConfigError& e) {
+    EXPECT_NE(std::string(e.what()).find("zero_optimization.stage = 9"), std::string::npos) << e.what();
+  }
 }
 
 TEST(Report, HoldsWhatTheStepDid) {

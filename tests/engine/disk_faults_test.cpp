@@ -1,0 +1,191 @@
+// Optimizer states on a disk that misbehaves: what the system may do is made good without a trace in the result; what
+// it may not ends every rank with an error that names file, operation and rank, before any wrong value counts.
+#include <torch/torch.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <fstream>
+
+#include "ballast/base/error.h"
+#include "ballast/comm/testing.h"
+#include "ballast/tiers/testing.h"
+#include "tests/engine/support/cases.h"
+#include "tests/engine/support/swap_folder.h"
+#include "tests/engine/support/zoo.h"
+#include "tests/tiers/faulty_disk.h"
+
+namespace ballast::testing {
+namespace {
+
+using tiers::DiskOp;
+using tiers::DiskRequest;
+using tiers::Fault;
+
+/// While it lives, the disks of the swap files of one rank follow the plan.
+class RankWithFaultyDisk {
+ public:
+  RankWithFaultyDisk(int rank, tiers::Plan plan) {
+    const std::string mark = "-r" + std::to_string(rank) + "-";
+    wrap_disk_queues([mark, plan](std::unique_ptr<tiers::DiskQueue> queue, const std::filesystem::path& file) {
+      if (file.string().find(mark) == std::string::npos) return queue;
+      return std::unique_ptr<tiers::DiskQueue>(std::make_unique<tiers::FaultyDisk>(std::move(queue), plan));
+    });
+  }
+  ~RankWithFaultyDisk() { wrap_disk_queues({}); }
+};
+
+const std::vector<int> kStages{0, 1, 2, 3};
+
+struct Training {
+  std::map<std::string, at::Tensor> masters;
+  int applied = 0;
+  std::string error;  // what ended it
+};
+
+Training train(const World& world, int stage, int steps) {
+  Board unused(world.size());
+  auto model = std::make_shared<Zoo>();
+  nlohmann::json changes = Zoo::leaf_settings();
+  changes["comm_timeout_seconds"] = 5;
+  Session session(model, settings({stage, Placement::kNvme, DType::kFloat32, false}, 1, changes), world, unused);
+  Engine& engine = session.engine();
+  Training run;
+  try {
+    for (int step = 0; step < steps; ++step) {
+      engine.backward(model->loss(sample(step, 0, world.rank(), world.device())));
+      run.applied += engine.step().applied ? 1 : 0;
+    }
+    engine.synchronize();
+    run.masters = session.masters();
+  } catch (const Error& e) {
+    run.error = e.what();
+    EXPECT_THROW(engine.backward(model->loss(sample(9, 0, world.rank(), world.device()))), std::exception);
+    EXPECT_THROW(engine.step(), std::exception);
+    EXPECT_THROW(engine.zero_grad(), std::exception);
+  } catch (const std::exception& e) {  // an operator that met the unit whose update had failed
+    run.error = e.what();
+    if (world.rank() == 0) {
+      EXPECT_THROW(engine.step(), IoError);
+    } else {
+      EXPECT_THROW(engine.step(), CommError);
+    }
+  }
+  return run;
+}
+
+TEST(DiskFaults, ShortTransfersInterruptionsAndSlownessLeaveNoTrace) {
+  for (int stage : kStages) {
+    std::atomic<int> requests{0};
+    const RankWithFaultyDisk faulty(0, [&](const DiskRequest& request) {
+      switch (requests++ % 5) {
+        case 1:
+          return Fault::moves_only(request.bytes / 2);
+        case 2:
+          return Fault::error(EINTR);
+        case 3:
+          return Fault::takes(std::chrono::milliseconds(1));
+        default:
+          return Fault::none();
+      }
+    });
+    run_ranks(
+        2,
+        [&](const World& world) {
+          const Training run = train(world, stage, 6);
+          EXPECT_EQ(run.error, "");
+          Board unused(world.size());
+          auto model = std::make_shared<Zoo>();
+          Session session(model, settings({stage, Placement::kHost, DType::kFloat32, false}, 1, Zoo::leaf_settings()),
+                          world, unused);
+          for (int step = 0; step < 6; ++step) {
+            session.engine().backward(model->loss(sample(step, 0, world.rank(), world.device())));
+            session.engine().step();
+          }
+          for (const auto& [name, value] : session.masters())
+            EXPECT_TRUE(bit_equal(value, run.masters.at(name))) << name << ", stage " << stage;
+        },
+        thread_options());
+    EXPECT_GT(requests, 50);
+  }
+}
+
+struct Breakdown {
+  const char* name;
+  DiskOp op;
+  Fault fault;
+  const char* told;  // in the error's text
+};
+class DiskBreaks : public ::testing::TestWithParam<Breakdown> {};
+
+TEST_P(DiskBreaks, EveryRankEndsAndNothingCountsAfterwards) {
+  constexpr int kSteps = 12, kGood = 60;  // requests before the fault: some steps of every stage
+  for (int stage : kStages) {
+    std::atomic<int> requests{0};
+    const RankWithFaultyDisk faulty(0, [&](const DiskRequest& request) {
+      return request.op == GetParam().op && ++requests > kGood ? GetParam().fault : Fault::none();
+    });
+    std::array<Training, 2> runs;
+    run_ranks(
+        2, [&](const World& world) { runs[static_cast<std::size_t>(world.rank())] = train(world, stage, kSteps); },
+        thread_options());
+    EXPECT_GT(requests, kGood) << "the fault never came";
+    for (const Training& run : runs) {
+      EXPECT_NE(run.error, "") << "stage " << stage;
+      EXPECT_LT(run.applied, kSteps);
+    }
+    for (const char* part : {GetParam().told, "optimizer.swap", "rank 0"})
+      EXPECT_NE(runs[0].error.find(part), std::string::npos) << part << " in: " << runs[0].error;
+  }
+  expect_nothing_swapped();
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Faults, DiskBreaks,
+    ::testing::Values(Breakdown{"ReadError", DiskOp::kRead, Fault::error(EIO), "Input/output error"},
+                      Breakdown{"WriteError", DiskOp::kWrite, Fault::error(EIO), "Input/output error"},
+                      Breakdown{"DiskFull", DiskOp::kWrite, Fault::error(ENOSPC), "No space left"},
+                      Breakdown{"Truncated", DiskOp::kRead, Fault::moves_only(0), "moves nothing"},
+                      Breakdown{"FlippedBit", DiskOp::kRead, Fault::flips(12345), "checksum"}),
+    [](const auto& info) { return info.param.name; });
+
+// What a month-long run can't afford to gain a little of at each step.
+struct Usage {
+  std::int64_t descriptors = 0, threads = 0, resident = 0;  // resident: KiB
+
+  static Usage now() {
+    Usage usage;
+    for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++usage.descriptors;
+    std::ifstream status("/proc/self/status");
+    for (std::string line; std::getline(status, line);) {
+      if (line.starts_with("Threads:")) usage.threads = std::stoll(line.substr(8));
+      if (line.starts_with("VmRSS:")) usage.resident = std::stoll(line.substr(6));
+    }
+    return usage;
+  }
+};
+
+TEST(Soak, FiveHundredStepsWithStatesOnDiskKeepDescriptorsThreadsAndMemory) {
+  run_ranks(
+      1,
+      [](const World& world) {
+        Board unused(world.size());
+        auto model = std::make_shared<Zoo>();
+        Session session(model, settings({2, Placement::kNvme, DType::kFloat32, false}, 1, Zoo::leaf_settings()), world,
+                        unused);
+        Usage early;
+        for (int step = 0; step < 500; ++step) {
+          session.engine().backward(model->loss(sample(step, 0, world.rank(), world.device())));
+          EXPECT_TRUE(session.engine().step().applied);
+          if (step == 20) early = Usage::now();
+        }
+        const Usage late = Usage::now();
+        EXPECT_EQ(late.descriptors, early.descriptors);
+        EXPECT_EQ(late.threads, early.threads);
+        EXPECT_LE(late.resident, early.resident * 101 / 100);
+      },
+      thread_options());
+}
+
+}  // namespace
+}  // namespace ballast::testing
