@@ -21,9 +21,9 @@
 
 namespace ballast {
 
-/// The engine's parts and what is common to its calls. engine.cpp: construction and the window's calls; access.cpp:
-/// full values by name; gathered.cpp: the guard. Members are destroyed in reverse order: hooks first, then what they
-/// feed.
+/// The engine's parts and what is common to its calls. engine.cpp: construction, backward and the small calls;
+/// step.cpp: the window's end; access.cpp: full values by name; gathered.cpp: the guard; move_states.cpp: states taken
+/// away and brought back. Members are destroyed in reverse order: hooks first, then what they feed.
 struct Engine::Impl {
   Impl(std::shared_ptr<torch::nn::Module> module, const Config& config, World world);
 
