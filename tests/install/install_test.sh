@@ -32,6 +32,15 @@ commands=$(commands_of_readme)
 [[ $commands == *torchrun* ]] || die "README.md has no shell block that installs and runs a program"
 bash -euxc "$commands" 2>&1 | tee output || die "a command of README.md failed"
 
+! grep -q 'CMake Warning' output || die "CMake warns, see above"
+
 # Single-process and two ranks: 100 windows each, the last of one backward.
 [[ $(grep -c 'window 99: applied, 1 backwards' output) == 2 ]] || die "want the last window's line of two runs, see above"
+# Run paths name folders that are there: LibTorch's, and none that its package only guesses.
+for file in $(find build/prefix/ -name libballast.so -o -path '*/bin/ballast'); do
+  path=$(readelf -d "$file" | sed -n 's/.*R\(UN\)\?PATH.*\[\(.*\)\]/\2/p')
+  for folder in ${path//:/ }; do
+    [[ -d ${folder/'$ORIGIN'/$(dirname "$file")} ]] || die "$file looks for libraries in $folder, which does not exist"
+  done
+done
 if [[ -e build/release/cli/ballast ]]; then build/prefix/bin/ballast info; fi
