@@ -10,7 +10,7 @@ int main() {
   ballast::Engine engine(model.ptr(), config, world);  // any torch::nn::Module, unmodified
   for (int window = 0; window < 100; ++window) {
     for (int i = 0; i <= window % 3; ++i) {  // how many backwards, the engine learns from step()
-      auto x = torch::randn({16 * (i + 1), 8});
+      auto x = torch::randn({16 * (i + 1), 8}, world.device());
       engine.backward(torch::mse_loss(model->forward(x), x.sum(1, true)), {.weight = x.size(0)});
     }
     auto report = engine.step();
