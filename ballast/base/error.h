@@ -51,7 +51,8 @@ class CommError : public Error {
 ///   [tiers.finish] short read (got 1048576, want 4194304 bytes; chunk 17, /nvme/run-8f2c/swap.3)
 template <class E, class Got, class Want, class... Parts>
 void check_eq(const char* operation, const char* what, const Got& got, const Want& want, const Parts&... parts) {
-  if (!(got == want)) throw E(operation, what, " (got ", got, ", want ", want, " ", parts..., ")");
+  const char* const space = sizeof...(parts) == 0 ? "" : " ";
+  if (!(got == want)) throw E(operation, what, " (got ", got, ", want ", want, space, parts..., ")");
 }
 
 }  // namespace ballast

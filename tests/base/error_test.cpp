@@ -14,6 +14,12 @@ TEST(Error, TextNamesOperationWhatAndBothValues) {
   } catch (const Error& e) {
     EXPECT_STREQ(e.what(), "[tiers.finish] short read (got 3, want 4 bytes; chunk 17)");
   }
+  try {
+    check_eq<IoError>("tiers.finish", "short read", 3, 4);
+    FAIL() << "3 == 4 passed";
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(), "[tiers.finish] short read (got 3, want 4)");
+  }
   EXPECT_NO_THROW(check_eq<IoError>("tiers.finish", "short read", 4, 4));
 }
 
