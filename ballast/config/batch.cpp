@@ -45,4 +45,17 @@ BatchShape resolve_batch(const Config& config, int world_size) {
   return shape;
 }
 
+void check_batch(const Config& config, const std::string& at) {
+  const std::int64_t micro = config.train_micro_batch_size_per_gpu.value_or(1);
+  const std::int64_t steps = config.gradient_accumulation_steps.value_or(1);
+  if (!config.train_batch_size) return;
+  std::int64_t product = 0;
+  if (!__builtin_mul_overflow(micro, steps, &product) && *config.train_batch_size % product == 0) return;
+  throw ConfigError("config.batch", "the batch sizes fit no number of ranks (", at,
+                    "train_batch_size = ", *config.train_batch_size, ", ", at,
+                    "train_micro_batch_size_per_gpu = ", text(config.train_micro_batch_size_per_gpu), ", ", at,
+                    "gradient_accumulation_steps = ", text(config.gradient_accumulation_steps),
+                    "; want train = micro * steps * ranks)");
+}
+
 }  // namespace ballast

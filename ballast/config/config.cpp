@@ -20,7 +20,7 @@ using namespace schema;
 constexpr const char* kParse = "config.parse";
 
 struct Given {
-  std::string path;  // as written
+  std::string path;  // as written, in the whole file
   const json* value;
 };
 using Leaves = std::map<std::string, Given>;  // by the key's own path, aliases resolved
@@ -52,19 +52,29 @@ std::string resolve_alias(const std::string& path) {
   return path;
 }
 
-void collect(const json& object, const std::string& prefix, Leaves& leaves) {
+/// A section of placement that is given as its device alone is shown as what it should be.
+[[noreturn]] void not_a_section(const json& value, const std::string& path, const std::string& at) {
+  const auto& keys = config_keys();
+  const bool placement = std::any_of(keys.begin(), keys.end(), [&](const auto& key) {
+    return key.info.path == path + ".device" && key.info.allowed.kind == Kind::kChoice;
+  });
+  if (!placement || !value.is_string()) wrong_type(value, {.kind = Kind::kObject}, at + path);
+  throw ConfigError(kParse, "wrong type (", at, path, " = ", show(value), "; want {\"device\": ", show(value), "})");
+}
+
+void collect(const json& object, const std::string& prefix, const std::string& at, Leaves& leaves) {
   for (const auto& [name, value] : object.items()) {
     const std::string path = prefix + name;
     if (sections().count(path) > 0) {
       if (value.is_null()) continue;
-      if (!value.is_object()) wrong_type(value, {.kind = Kind::kObject}, path);
-      collect(value, path + ".", leaves);
+      if (!value.is_object()) not_a_section(value, path, at);
+      collect(value, path + ".", at, leaves);
       continue;
     }
-    const auto [at, added] = leaves.emplace(resolve_alias(path), Given{path, &value});
+    const auto [first, added] = leaves.emplace(resolve_alias(path), Given{at + path, &value});
     if (!added) {
-      throw ConfigError(kParse, "given twice under two names (", at->second.path, " = ", show(*at->second.value), ", ",
-                        path, " = ", show(value), "; leave one out)");
+      throw ConfigError(kParse, "given twice under two names (", first->second.path, " = ", show(*first->second.value),
+                        ", ", at, path, " = ", show(value), "; leave one out)");
     }
   }
 }
@@ -81,16 +91,17 @@ void take_foreign(Leaves& leaves, std::vector<std::string>& notices) {
   for (const IgnoredKey& key : ignored_keys()) {
     const auto node = leaves.extract(key.path);
     if (node.empty()) continue;
-    if (!is_auto(*node.mapped().value)) check_kind(*node.mapped().value, key.allowed, key.path);
-    notices.push_back(key.path + " has no effect: " + key.reason);
+    const auto& [path, value] = node.mapped();
+    if (!is_auto(*value)) check_kind(*value, key.allowed, path);
+    notices.push_back(path + " has no effect: " + key.reason);
   }
   for (const MissingKey& key : missing_keys()) {
     const auto node = leaves.extract(key.path);
     if (node.empty()) continue;
     const json* value = node.mapped().value;
-    std::string path = key.path;
+    std::string path = node.mapped().path;
     if (!key.gate.empty() && !value->is_null()) {
-      if (!value->is_object()) wrong_type(*value, {.kind = Kind::kObject, .null = true}, key.path);
+      if (!value->is_object()) wrong_type(*value, {.kind = Kind::kObject, .null = true}, path);
       const auto gate = value->find(key.gate);
       if (gate == value->end()) continue;
       value = &*gate;
@@ -106,21 +117,21 @@ void take_foreign(Leaves& leaves, std::vector<std::string>& notices) {
 }
 
 /// Before any value is read: a misspelled type would make right parameters look wrong.
-void check_known(const Leaves& leaves) {
+void check_known(const Leaves& leaves, const std::string& at) {
   for (const auto& [own_path, given] : leaves) {
     const auto is_it = [&path = own_path](const auto& key) { return key.info.path == path; };
-    if (std::none_of(config_keys().begin(), config_keys().end(), is_it)) unknown_key(*given.value, given.path);
+    if (std::none_of(config_keys().begin(), config_keys().end(), is_it)) unknown_key(*given.value, given.path, at);
   }
 }
 
 /// An old form and the key that replaced it, which are two entries of the table.
-void check_old_offload(const Leaves& leaves) {
+void check_old_offload(const Leaves& leaves, const std::string& at) {
   for (const char* kind : {"", "_param"}) {
     const std::string old_form = std::string("zero_optimization.cpu_offload") + kind;
     const std::string device =
         std::string("zero_optimization.offload") + (*kind == 0 ? "_optimizer" : kind) + ".device";
     if (leaves.count(old_form) > 0 && leaves.count(device) > 0) {
-      throw ConfigError(kParse, "given twice under two names (", old_form, ", ", device, "; leave one out)");
+      throw ConfigError(kParse, "given twice under two names (", at, old_form, ", ", at, device, "; leave one out)");
     }
   }
 }
@@ -136,7 +147,7 @@ void read_keys(const Leaves& leaves, Config& config) {
       continue;
     }
     if (!applies(key.info, config)) {
-      const bool optimizer = path.rfind("optimizer.", 0) == 0;
+      const bool optimizer = key.info.path.rfind("optimizer.", 0) == 0;
       std::string types;
       for (const std::string& type : key.info.only_with) types += (types.empty() ? "" : ", ") + type;
       throw ConfigError(kParse, "not a parameter of this ", optimizer ? "optimizer" : "scheduler", " (", path, " = ",
@@ -153,42 +164,43 @@ void check_nesterov(const OptimizerHyper& hyper, const std::string& path) {
   }
 }
 
-void check_scheduler(Config& config) {
+void check_scheduler(Config& config, const std::string& at) {
   const SchedulerConfig& scheduler = config.scheduler;
   const bool rated = scheduler.type == SchedulerType::kWarmupLr || scheduler.type == SchedulerType::kWarmupDecayLr;
   const bool ends = scheduler.type == SchedulerType::kWarmupDecayLr || scheduler.type == SchedulerType::kWarmupCosineLr;
   if (ends && scheduler.total_num_steps < 1) {
-    throw ConfigError(kParse, "required key (scheduler.params.total_num_steps; want an integer >= 1)");
+    throw ConfigError(kParse, "required key (", at, "scheduler.params.total_num_steps; want an integer >= 1)");
   }
   if (ends && scheduler.total_num_steps < scheduler.warmup_num_steps) {
-    config.notices.push_back("scheduler.params.total_num_steps = " + std::to_string(scheduler.total_num_steps) +
+    config.notices.push_back(at + "scheduler.params.total_num_steps = " + std::to_string(scheduler.total_num_steps) +
                              " ends before warmup_num_steps = " + std::to_string(scheduler.warmup_num_steps));
   }
   const bool one_rate = rated && (scheduler.warmup_max_lr || scheduler.type == SchedulerType::kWarmupDecayLr);
   for (std::size_t i = 0; one_rate && i < config.optimizer.groups.size(); ++i) {
     if (config.optimizer.groups[i].hyper.lr != config.optimizer.hyper.lr) {
-      config.notices.push_back("optimizer.params.groups[" + std::to_string(i) +
+      config.notices.push_back(at + "optimizer.params.groups[" + std::to_string(i) +
                                "].lr has no effect: scheduler.params.warmup_max_lr sets every group's rate");
     }
   }
 }
 
-void check_contradictions(Config& config) {
+void check_contradictions(Config& config, const std::string& at) {
   if (config.fp16.enabled && config.bf16) {
-    throw ConfigError(kParse, "contradiction (fp16.enabled = true, bf16.enabled = true; enable one of them)");
+    throw ConfigError(kParse, "contradiction (", at, "fp16.enabled = true, ", at,
+                      "bf16.enabled = true; enable one of them)");
   }
   const double start = static_cast<double>(std::int64_t{1} << config.fp16.initial_scale_power);
   if (config.fp16.enabled && config.fp16.loss_scale == 0 && start < config.fp16.min_loss_scale) {
-    throw ConfigError(kParse, "contradiction (fp16.initial_scale_power = ", config.fp16.initial_scale_power,
-                      " starts below fp16.min_loss_scale = ", config.fp16.min_loss_scale, ")");
+    throw ConfigError(kParse, "contradiction (", at, "fp16.initial_scale_power = ", config.fp16.initial_scale_power,
+                      " starts below ", at, "fp16.min_loss_scale = ", config.fp16.min_loss_scale, ")");
   }
-  check_nesterov(config.optimizer.hyper, "optimizer.params.");
+  check_nesterov(config.optimizer.hyper, at + "optimizer.params.");
   for (std::size_t i = 0; i < config.optimizer.groups.size(); ++i) {
-    check_nesterov(config.optimizer.groups[i].hyper, "optimizer.params.groups[" + std::to_string(i) + "].");
+    check_nesterov(config.optimizer.groups[i].hyper, at + "optimizer.params.groups[" + std::to_string(i) + "].");
   }
-  check_scheduler(config);
-  check_placements(config.zero);
-  for (std::string& notice : placement_notices(config.zero)) config.notices.push_back(std::move(notice));
+  check_scheduler(config, at);
+  check_placements(config.zero, at);
+  for (std::string& notice : placement_notices(config.zero, at)) config.notices.push_back(std::move(notice));
 }
 
 }  // namespace
@@ -197,21 +209,22 @@ Config Config::from_file(const std::filesystem::path& file) { return from_json(r
 
 Config Config::from_string(const std::string& text) { return from_json(parse_json(text, "configuration text")); }
 
-Config Config::from_json(const json& root) {
+Config Config::from_json(const json& root, const std::string& at) {
   if (!root.is_object()) {
-    throw ConfigError(kParse, "wrong type (the configuration = ", show(root), "; want an object)");
+    const std::string what = at.empty() ? "the configuration" : at.substr(0, at.size() - 1);
+    throw ConfigError(kParse, "wrong type (", what, " = ", show(root), "; want an object)");
   }
   Leaves leaves;
-  collect(root, "", leaves);
+  collect(root, "", at, leaves);
   Config config;
   take_foreign(leaves, config.notices);
-  check_known(leaves);
-  check_old_offload(leaves);
+  check_known(leaves, at);
+  check_old_offload(leaves, at);
   const auto adam_w_mode = leaves.find("optimizer.params.adam_w_mode");
   const bool chosen = adam_w_mode != leaves.end() && !is_auto(*adam_w_mode->second.value);
   read_keys(leaves, config);
   if (config.optimizer.type == OptimizerType::kAdam && !chosen) config.optimizer.type = OptimizerType::kAdamW;
-  check_contradictions(config);
+  check_contradictions(config, at);
   return config;
 }
 

@@ -178,7 +178,8 @@ struct Config {
 
   static Config from_file(const std::filesystem::path& file);
   static Config from_string(const std::string& json);
-  static Config from_json(const nlohmann::json& json);
+  /// at: what the paths in errors and notices begin with, "engine." for a section of a larger file.
+  static Config from_json(const nlohmann::json& json, const std::string& at = "");
 
   /// The effective configuration: every key that applies, defaults filled in. from_json() of it gives an equal Config
   /// (without the notices).
@@ -194,8 +195,9 @@ std::string describe(const Config& config);
 OffloadDevice gradient_device(const ZeroConfig& zero);
 
 /// Throws ConfigError where placements contradict each other or the stage, or a swap file has no folder; it names the
-/// keys and the remedy. Reading a configuration calls it; a Config filled in code has to be passed to it.
-void check_placements(const ZeroConfig& zero);
+/// keys and the remedy. Reading a configuration calls it; a Config filled in code has to be passed to it. at: as in
+/// Config::from_json.
+void check_placements(const ZeroConfig& zero, const std::string& at = "");
 
 /// The batch triangle: train_batch_size = micro_batch * accumulation_steps * world.
 struct BatchShape {
@@ -205,5 +207,9 @@ struct BatchShape {
 /// Fills in what the configuration leaves open, as DeepSpeed does. Throws ConfigError with all three numbers and the
 /// world size where they contradict each other or don't divide. With nothing given: micro-batch 1, one step.
 BatchShape resolve_batch(const Config& config, int world_size);
+
+/// Throws ConfigError where the numbers of the triangle fit no number of ranks at all: what can be said before the
+/// ranks are known. at: as in Config::from_json.
+void check_batch(const Config& config, const std::string& at = "");
 
 }  // namespace ballast

@@ -86,8 +86,9 @@ const std::vector<std::string>& known_paths();
 /// Does the key apply to this configuration's optimizer and scheduler types?
 bool applies(const KeyInfo& key, const Config& config);
 
-/// What is given for a placement that is not chosen and therefore has no effect, one line a key.
-std::vector<std::string> placement_notices(const ZeroConfig& zero);
+/// What is given for a placement that is not chosen and therefore has no effect, one line a key. at: as in
+/// Config::from_json.
+std::vector<std::string> placement_notices(const ZeroConfig& zero, const std::string& at);
 
 /// Reads optimizer.params.groups; each element starts from the optimizer's own values.
 std::vector<OptimizerGroup> read_groups(const Config& config, const nlohmann::json& value, const std::string& path);

@@ -88,8 +88,8 @@ void add_param(Keys& keys) {
   keys.push_back(bind<Config>(
       {.path = offload + "device",
        .allowed = choice(kDevices),
-       .meaning = "Where parameter shards live: none, on the compute device; cpu, in host memory; nvme, on disk. Only "
-                  "at stage 3."},
+       .meaning = "Where parameter shards live: none, on the compute device; cpu, in host memory; nvme, on disk (not "
+                  "yet). Only at stage 3."},
       [](auto& c) -> auto& { return c.zero.offload_param.device; }));
   keys.push_back(old_form("cpu_offload_param", "offload_param", section));
   keys.push_back(bind<Config>(
@@ -120,8 +120,8 @@ void add_gradients(Keys& keys) {
   keys.push_back(bind<Config>(
       {.path = kZero + "offload_gradients.device",
        .allowed = choice(kGradientDevices),
-       .meaning = "Own key: where the window's sums of gradients lie; cpu and nvme need offloaded optimizer states. "
-                  "auto: cpu where `offload_optimizer.device` is cpu or nvme, else none."},
+       .meaning = "Own key: where the window's sums of gradients lie; cpu and nvme (not yet) need offloaded optimizer "
+                  "states. auto: cpu where `offload_optimizer.device` is cpu or nvme, else none."},
       [](auto& c) -> auto& { return c.zero.offload_gradients.device; }));
   keys.push_back(nvme_path("offload_gradients", section));
 }

@@ -63,7 +63,7 @@ OptimizerGroup read_group(const Config& config, const json& element, const std::
     for (const auto& key : hyper_keys()) {
       if (key.info.path == name) found = &key;
     }
-    if (found == nullptr) unknown_key(value, here);
+    if (found == nullptr) unknown_key(value, here, path.substr(0, path.rfind("optimizer.params.groups[")));
     if (fits(found->info, config, here, value) && value != json("auto")) found->read(group.hyper, value, here);
   }
   if (group.patterns.empty()) {

@@ -48,38 +48,38 @@ OffloadDevice gradient_device(const ZeroConfig& zero) {
   return OffloadDevice::kNone;
 }
 
-void check_placements(const ZeroConfig& zero) {
+void check_placements(const ZeroConfig& zero, const std::string& at) {
   constexpr const char* kCheck = "config.placements";
   if (zero.offload_param.device != OffloadDevice::kNone && zero.stage != 3) {
-    throw ConfigError(kCheck,
-                      "contradiction (zero_optimization.offload_param.device = ", name(zero.offload_param.device),
-                      ", zero_optimization.stage = ", zero.stage,
+    throw ConfigError(kCheck, "contradiction (", at,
+                      "zero_optimization.offload_param.device = ", name(zero.offload_param.device), ", ", at,
+                      "zero_optimization.stage = ", zero.stage,
                       "; parameters are offloaded at stage 3: set the stage to 3, or the device to \"none\")");
   }
   const OffloadDevice gradients = gradient_device(zero);
   if (gradients != OffloadDevice::kNone && zero.offload_optimizer.device == OffloadDevice::kNone) {
-    throw ConfigError(
-        kCheck, "contradiction (zero_optimization.offload_gradients.device = ", name(gradients),
-        ", zero_optimization.offload_optimizer.device = \"none\"; gradients are offloaded to an update on "
-        "the host: set offload_optimizer.device to \"cpu\" or \"nvme\", or leave offload_gradients out)");
+    throw ConfigError(kCheck, "contradiction (", at, "zero_optimization.offload_gradients.device = ", name(gradients),
+                      ", ", at,
+                      "zero_optimization.offload_optimizer.device = \"none\"; gradients are offloaded to an update on "
+                      "the host: set offload_optimizer.device to \"cpu\" or \"nvme\", or leave offload_gradients out)");
   }
   for (const Placed& placed : all_placed(zero)) {
     if (placed.device == OffloadDevice::kNvme && placed.nvme_path.empty()) {
-      throw ConfigError(kCheck, "required key (", placed.section, ".nvme_path; ", placed.section,
+      throw ConfigError(kCheck, "required key (", at, placed.section, ".nvme_path; ", at, placed.section,
                         ".device = \"nvme\" wants a folder on the disk that takes the swap files)");
     }
   }
 }
 
-std::vector<std::string> schema::placement_notices(const ZeroConfig& zero) {
+std::vector<std::string> schema::placement_notices(const ZeroConfig& zero, const std::string& at) {
   std::vector<std::string> notices;
   for (const Placed& placed : all_placed(zero)) {
     if (placed.device != OffloadDevice::kNvme && !placed.nvme_path.empty()) {
-      notices.push_back(std::string(placed.section) + ".nvme_path has no effect: the device is " + name(placed.device));
+      notices.push_back(at + placed.section + ".nvme_path has no effect: the device is " + name(placed.device));
     }
   }
   if (zero.offload_optimizer.device == OffloadDevice::kNone && zero.offload_optimizer.ratio != 1) {
-    notices.push_back("zero_optimization.offload_optimizer.ratio has no effect: the device is \"none\"");
+    notices.push_back(at + "zero_optimization.offload_optimizer.ratio has no effect: the device is \"none\"");
   }
   return notices;
 }

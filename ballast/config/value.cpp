@@ -98,16 +98,17 @@ std::string show(const json& value) {
   }
   std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
   constexpr std::size_t kLongest = 80;
-  return text.size() <= kLongest ? text : text.substr(0, kLongest - 3) + "...";
+  if (text.size() > kLongest) text.replace(kLongest - 3, std::string::npos, "...");
+  return text;
 }
 
 void wrong_type(const json& value, const Allowed& allowed, const std::string& path) {
   throw ConfigError(kParse, "wrong type (", path, " = ", show(value), "; want ", allowed.text(), ")");
 }
 
-void unknown_key(const json& value, const std::string& path) {
-  throw ConfigError(kParse, "unknown key (", path, " = ", show(value),
-                    "; nearest known key: ", nearest_path(path, known_paths()), ")");
+void unknown_key(const json& value, const std::string& path, const std::string& at) {
+  throw ConfigError(kParse, "unknown key (", path, " = ", show(value), "; nearest known key: ", at,
+                    nearest_path(path.substr(at.size()), known_paths()), ")");
 }
 
 bool read_bool(const json& value, const Allowed& allowed, const std::string& path) {

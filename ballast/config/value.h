@@ -25,8 +25,8 @@ std::pair<double, double> read_pair(const nlohmann::json& value, const Allowed& 
 void check_kind(const nlohmann::json& value, const Allowed& allowed, const std::string& path);
 
 [[noreturn]] void wrong_type(const nlohmann::json& value, const Allowed& allowed, const std::string& path);
-/// Names the nearest known key.
-[[noreturn]] void unknown_key(const nlohmann::json& value, const std::string& path);
+/// Names the nearest known key. at: what the path begins with before the schema's own.
+[[noreturn]] void unknown_key(const nlohmann::json& value, const std::string& path, const std::string& at);
 
 /// The value as an error shows it: one line, shortened, NaN and infinities by name.
 std::string show(const nlohmann::json& value);

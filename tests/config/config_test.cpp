@@ -95,6 +95,29 @@ TEST(Case39, AContradictoryBatchShowsAllThreeNumbersAndTheRanks) {
   }
 }
 
+TEST(Batch, ThatFitsNoNumberOfRanksIsRefusedBeforeTheyAreKnown) {
+  const auto error = [](const char* text) -> std::string {
+    try {
+      check_batch(Config::from_string(text), "engine.");
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(error(R"({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 3})"),
+            "[config.batch] the batch sizes fit no number of ranks (engine.train_batch_size = 8, "
+            "engine.train_micro_batch_size_per_gpu = 3, engine.gradient_accumulation_steps = not given; want train = "
+            "micro * steps * ranks)");
+  EXPECT_NE(error(R"({"train_batch_size": 8, "gradient_accumulation_steps": 16})"), "");
+  EXPECT_NE(
+      error(R"({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 9e18, "gradient_accumulation_steps": 9})"),
+      "");
+  EXPECT_EQ(error(R"({"train_batch_size": 12, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3})"),
+            "");
+  EXPECT_EQ(error(R"({"train_batch_size": 7})"), "");
+  EXPECT_EQ(error(R"({"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 5})"), "");
+}
+
 TEST(Case46, WrongValuesAreErrorsWithKeyAndValue) {
   EXPECT_EQ(error_of_text(R"({"gradient_clipping": -1})"),
             "[config.parse] out of range (gradient_clipping = -1; want a number >= 0)");

@@ -108,6 +108,15 @@ TEST(Placement, ContradictionsNameBothSidesAndTheRemedy) {
             "zero_optimization.offload_optimizer.device; leave one out)");
 }
 
+TEST(Placement, AsADeviceAloneIsShownAsItsSection) {
+  EXPECT_EQ(error_of(zero(R"({"offload_optimizer": "cpu"})")),
+            "[config.parse] wrong type (zero_optimization.offload_optimizer = \"cpu\"; want {\"device\": \"cpu\"})");
+  EXPECT_EQ(error_of(zero(R"({"offload_param": 1})")),
+            "[config.parse] wrong type (zero_optimization.offload_param = 1; want an object)");
+  EXPECT_EQ(error_of({{"zero_optimization", "cpu"}}),
+            "[config.parse] wrong type (zero_optimization = \"cpu\"; want an object)");
+}
+
 TEST(Placement, OnDiskWantsAFolder) {
   for (const char* section : {"offload_optimizer", "offload_param", "offload_gradients"}) {
     for (const json& path : {json(), json("")}) {
