@@ -51,9 +51,10 @@ void MetricsFiles::write(const std::vector<std::optional<double>>& row) {
   for (std::size_t i = 0; i < row.size(); ++i) {
     if (i > 0) csv += ',';
     if (!row[i]) continue;
-    csv += shortest(*row[i]);
+    const bool finite = std::isfinite(*row[i]);
+    if (finite) csv += shortest(*row[i]);
     jsonl.append(jsonl.size() > 1 ? ", \"" : "\"").append(columns_[i]).append("\": ");
-    jsonl += std::isfinite(*row[i]) ? shortest(*row[i]) : "null";
+    jsonl += finite ? shortest(*row[i]) : "null";
   }
   append(csv_, csv + "\n");
   append(jsonl_, jsonl + "}\n");

@@ -17,8 +17,8 @@ class MetricsFiles {
   /// Creates the folder where it is missing, and replaces the files of an earlier run. Throws IoError (path, reason).
   MetricsFiles(const std::filesystem::path& folder, std::vector<std::string> columns);
 
-  /// row: as many cells as columns. A cell without a value is empty in the CSV; NaN and infinities are null in the
-  /// JSON. Throws UseError (another number of cells), IoError (disk full: path, reason).
+  /// row: as many cells as columns. A cell without a value is empty in the CSV; so are NaN and infinities, which are
+  /// null in the JSON. Throws UseError (another number of cells), IoError (disk full: path, reason).
   void write(const std::vector<std::optional<double>>& row);
 
   const std::filesystem::path& csv() const noexcept { return csv_.path; }
