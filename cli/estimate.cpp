@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <filesystem>
 
 #include "ballast/base/bytes.h"
 #include "ballast/engine/engine.h"
@@ -62,10 +63,31 @@ c10::DeviceType device_type(const RunFile& run) {
 
 }  // namespace
 
-RunFile placed(const RunFile& run, int stage, OffloadDevice states) {
+std::vector<Placement> all_placements() {
+  std::vector<Placement> all;
+  for (int stage = 0; stage <= 3; ++stage)
+    for (const OffloadDevice params : {OffloadDevice::kNone, OffloadDevice::kCpu})
+      for (const OffloadDevice states : {OffloadDevice::kNone, OffloadDevice::kCpu, OffloadDevice::kNvme})
+        if (params == OffloadDevice::kNone || stage == 3) all.push_back({stage, params, states, nullptr, nullptr});
+  return all;
+}
+
+bool is_own(const RunFile& run, const Placement& placement) {
+  const ZeroConfig& zero = run.engine.zero;
+  return placement.stage == zero.stage && placement.params == zero.offload_param.device &&
+         placement.states == zero.offload_optimizer.device;
+}
+
+RunFile placed(const RunFile& run, const Placement& placement) {
   RunFile other = run;
-  other.engine.zero.stage = stage;
-  other.engine.zero.offload_optimizer.device = states;
+  ZeroConfig& zero = other.engine.zero;
+  zero.stage = placement.stage;
+  zero.offload_param.device = placement.params;
+  zero.offload_optimizer.device = placement.states;
+  if (zero.offload_optimizer.nvme_path.empty()) zero.offload_optimizer.nvme_path = run.train.folder;
+  // Sums lie on the host only beside states that are not on the device.
+  if (placement.states == OffloadDevice::kNone && gradient_device(zero) != OffloadDevice::kNone)
+    zero.offload_gradients.device = GradientDevice::kAuto;
   return other;
 }
 
@@ -77,7 +99,9 @@ std::shared_ptr<const Ledger> plan(const RunFile& run, int ranks, c10::DeviceTyp
 
 std::shared_ptr<const Ledger> measure(const RunFile& run, const World& world) {
   models::Gpt model(run.model);
-  Engine engine(model.ptr(), run.engine, world);
+  Config quiet = run.engine;
+  quiet.steps_per_print = 0;  // the table is all that these steps are for
+  Engine engine(model.ptr(), quiet, world);
   const BatchShape shape = resolve_batch(run.engine, world.size());
   const at::Tensor tokens = torch::randint(run.model.vocabulary, {shape.micro_batch, run.model.context + 1},
                                            at::TensorOptions(at::kLong).device(world.device()));
@@ -111,23 +135,26 @@ std::vector<std::string> kind_table(const Ledger& memory) {
 }
 
 std::vector<std::string> placement_table(const RunFile& run, const std::vector<Placement>& placements) {
-  const auto is_own = [&](const Placement& p) {
-    const bool offloaded = run.engine.zero.offload_optimizer.device != OffloadDevice::kNone;
-    return p.stage == run.engine.zero.stage && (p.states != OffloadDevice::kNone) == offloaded;
-  };
-  const auto own = std::find_if(placements.begin(), placements.end(), is_own);
+  const auto own =
+      std::find_if(placements.begin(), placements.end(), [&](const Placement& p) { return is_own(run, p); });
   const bool measured = !placements.empty() && placements.front().measured != nullptr;
-  std::vector<std::string> header{"stage", "states on", "device", "host"};
-  if (measured) header.insert(header.end(), {"device", "host"});
+  constexpr std::array<const char*, 3> kPlaces{"device", "host", "nvme"};  // in the order of OffloadDevice
+  const auto place = [&](OffloadDevice device) { return kPlaces.at(static_cast<std::size_t>(device)); };
+  const auto add_peaks = [](std::vector<std::string>& cells, const Ledger& memory) {
+    for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) cells.push_back(amount(peak(memory, tier)));
+  };
+  std::vector<std::string> header{"stage", "params on", "states on", "device", "host", "nvme"};
   std::vector<std::string> lines;
-  if (measured) lines.push_back(row({"", "", "measured", "measured", "formula", "formula"}));
+  if (measured) {
+    header.insert(header.end(), {"device", "host", "nvme"});
+    lines.push_back(row({"", "", "", "measured", "measured", "measured", "formula", "formula", "formula"}));
+  }
   lines.push_back(row(header));
   for (const Placement& p : placements) {
-    std::vector<std::string> cells{std::to_string(p.stage), p.states == OffloadDevice::kNone ? "device" : "host"};
-    if (measured)
-      cells.insert(cells.end(), {amount(peak(*p.measured, Tier::kDevice)), amount(peak(*p.measured, Tier::kHost))});
-    cells.insert(cells.end(), {amount(peak(*p.planned, Tier::kDevice)), amount(peak(*p.planned, Tier::kHost))});
-    cells.push_back(is_own(p) ? "this run" : own == placements.end() ? "" : difference(*p.planned, *own->planned));
+    std::vector<std::string> cells{std::to_string(p.stage), place(p.params), place(p.states)};
+    if (measured) add_peaks(cells, *p.measured);
+    add_peaks(cells, *p.planned);
+    cells.push_back(is_own(run, p) ? "this run" : own == placements.end() ? "" : difference(*p.planned, *own->planned));
     lines.push_back(row(cells));
   }
   return lines;
@@ -139,12 +166,13 @@ int estimate(const RunFile& run, int ranks, bool with_engine) {
   if (world || ranks == 0) ranks = launched().ranks;
   const c10::DeviceType device = world ? world->device().type() : device_type(run);
 
-  std::vector<Placement> placements;
-  for (int stage = 0; stage <= 3; ++stage)
-    for (const OffloadDevice states : {OffloadDevice::kNone, OffloadDevice::kCpu}) {
-      const RunFile other = placed(run, stage, states);
-      placements.push_back({stage, states, plan(other, ranks, device), world ? measure(other, *world) : nullptr});
-    }
+  std::vector<Placement> placements = all_placements();
+  if (world) std::filesystem::create_directories(run.train.folder);
+  for (Placement& placement : placements) {
+    const RunFile other = placed(run, placement);
+    placement.planned = plan(other, ranks, device);
+    if (world) placement.measured = measure(other, *world);
+  }
   if (launched().rank != 0) return 0;
 
   std::int64_t parameters = 0;

@@ -15,13 +15,20 @@ namespace ballast::cli {
 /// has run it.
 struct Placement {
   int stage;
-  OffloadDevice states;
+  OffloadDevice params, states;
   std::shared_ptr<const Ledger> planned;
   std::shared_ptr<const Ledger> measured;
 };
 
-/// The run's configuration with another stage and placement.
-RunFile placed(const RunFile& run, int stage, OffloadDevice states);
+/// Every stage with optimizer states on the device, in host memory and on NVMe; at stage 3 with parameters in host
+/// memory too. Without figures.
+std::vector<Placement> all_placements();
+/// The placement of the run itself.
+bool is_own(const RunFile& run, const Placement& placement);
+
+/// The run with another stage and placement; its own is left as it is. Swap files come to lie in the run's nvme_path,
+/// where there is none in train.folder.
+RunFile placed(const RunFile& run, const Placement& placement);
 
 /// Peaks of two windows of the longest length, without allocating anything. device: of the ranks.
 std::shared_ptr<const Ledger> plan(const RunFile& run, int ranks, c10::DeviceType device);

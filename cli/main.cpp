@@ -38,6 +38,9 @@ void refuse_unknown(const CLI::App& app) {
     if (word.rfind('-', 0) == 0)
       throw UseError("cli.parse", "unknown option (", word, " of ", app.get_name(), "; did you mean ",
                      nearest(word.substr(0, word.find('=')), options), "?)");
+    if (verbs.empty() && app.get_option_no_throw("--config") != nullptr)
+      throw UseError("cli.parse", "unexpected word (", word, " after ", app.get_name(), "; did you mean --config ",
+                     word, "?)");
     if (verbs.empty()) throw UseError("cli.parse", "unexpected word (", word, " after ", app.get_name(), ")");
     throw UseError("cli.parse", "unknown verb (", word, " of ", app.get_name(), "; did you mean ", nearest(word, verbs),
                    "?)");
@@ -62,17 +65,18 @@ struct RunOptions {
 };
 
 int run(int argc, char** argv) {
-  CLI::App app("Trains language models with their states sharded over ranks and placed in device or host memory.",
+  CLI::App app("Trains language models with their states sharded over ranks, on devices, in host memory or on NVMe.",
                "ballast");
   app.footer(kExamples);
+  app.set_version_flag("--version", "ballast " BALLAST_VERSION);
   app.allow_extras();  // refuse_unknown() says more about them than CLI11 does
   std::function<int()> chosen;
 
   RunOptions options;
-  long long sample = -1;
+  long long sample = 0;
   CLI::App* train = app.add_subcommand("train", "Train a GPT on text or tokens, as a run file says");
   options.add_to(*train);
-  train->add_option("--sample", sample, "Tokens (bytes of text) to generate at the end");
+  CLI::Option* sampled = train->add_option("--sample", sample, "Tokens (bytes of text) to generate at the end");
   std::string trace_file, trace_steps;
   train->add_option("--trace", trace_file,
                     "Write what ran when, as a Chrome trace (ui.perfetto.dev); FILE.rankN of several ranks");
@@ -82,7 +86,8 @@ int run(int argc, char** argv) {
   train->callback([&] {
     chosen = [&] {
       cli::RunFile file = options.load("train");
-      if (sample >= 0) file.sample.count = sample;
+      if (sample < 0) throw UseError("cli.parse", "out of range (--sample ", sample, "; want an integer >= 0)");
+      if (sampled->count() > 0) file.sample.count = sample;
       if (!trace_steps.empty() && trace_file.empty())
         throw UseError("cli.parse", "missing option (--trace FILE beside --trace-steps)");
       cli::TraceOptions trace{trace_file, {}};
@@ -141,17 +146,17 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    const CLI::App* shown = &app;
-    while (!shown->get_subcommands().empty()) shown = shown->get_subcommands().front();
-    std::fputs(shown->help().c_str(), stdout);
+    std::fputs(app.help().c_str(), stdout);
+    return 0;
+  } catch (const CLI::CallForVersion& version) {
+    std::printf("%s\n", version.what());
     return 0;
   } catch (const CLI::ParseError& e) {
     throw UseError("cli.parse", e.what());
   }
   refuse_unknown(app);
   if (!chosen) {
-    const bool in_config = app.got_subcommand(config);
-    std::fputs((in_config ? config : &app)->help().c_str(), stderr);
+    std::fputs(app.help().c_str(), stderr);
     return kExitUsage;
   }
   return chosen();

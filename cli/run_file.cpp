@@ -23,6 +23,18 @@ constexpr const char* kParse = "config.parse";
                     "; nearest known key: ", nearest_path(path, known_run_paths()), ")");
 }
 
+/// A key of the engine's at the top: that is how DeepSpeed's files look, and what to do with one isn't a matter of
+/// names.
+void refuse_engine_key(const json& value, const std::string& name) {
+  const auto& known = schema::known_paths();
+  if (std::none_of(known.begin(), known.end(),
+                   [&](const std::string& path) { return path == name || path.rfind(name + ".", 0) == 0; }))
+    return;
+  throw ConfigError(kParse, "a key of the engine's configuration outside of it (", name, " = ", show(value),
+                    "; want the whole configuration under \"engine\", and the text under data.path: {\"engine\": {\"",
+                    name, "\": ...}, \"data\": {\"path\": ...}})");
+}
+
 void read_own_sections(const json& root, RunFile& run) {
   for (const std::string& section : own_sections()) {
     const auto object = root.find(section);
@@ -76,15 +88,17 @@ RunFile RunFile::load(const std::filesystem::path& file, const std::vector<std::
 RunFile RunFile::from_json(json root, const std::string& name) {
   if (!root.is_object()) throw ConfigError(kParse, "wrong type (the run = ", show(root), "; want an object)");
   for (const auto& [section, value] : root.items())
-    if (section != "engine" && std::count(own_sections().begin(), own_sections().end(), section) == 0)
+    if (section != "engine" && std::count(own_sections().begin(), own_sections().end(), section) == 0) {
+      refuse_engine_key(value, section);
       unknown_key(value, section);
+    }
   RunFile run;
   run.train.name = name;
   read_own_sections(root, run);
   run.model.seed = run.train.seed;
   json engine = root.value("engine", json::object());
   fill_in_total_steps(engine, run.train.steps);
-  run.engine = Config::from_json(engine);
+  run.engine = Config::from_json(engine, "engine.");
   check_contradictions(run, root);
   return run;
 }

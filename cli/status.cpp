@@ -32,6 +32,7 @@ const std::vector<std::string>& phase_names() {
 void Status::add(const StepResult& result, double epoch, const Ledger& memory) {
   last_ = result;
   epoch_ = epoch;
+  not_applied_ += result.report.applied ? 0 : 1;
   tokens_ += result.tokens;
   interval_tokens_ += result.tokens;
   seconds_ += result.seconds;
@@ -56,6 +57,7 @@ std::string Status::line(bool starts_interval) {
     text += std::string("  not applied: ") + to_string(report.reason);
   }
   if (!report.lr.empty()) text += print("  lr %.2e", report.lr[0]);
+  if (scaled_) text += print("  loss scale %.10g", report.loss_scale);
   text += "  memory";
   for (std::size_t tier = 0; tier < memory_.size(); ++tier)
     if (memory_[tier].peak > 0) text += std::string(" ") + kTierNames[tier] + " " + format_bytes(memory_[tier].now);
@@ -64,9 +66,12 @@ std::string Status::line(bool starts_interval) {
 }
 
 std::string Status::summary() const {
-  return print("%lld steps, ", static_cast<long long>(last_.step)) + format_count(static_cast<double>(tokens_)) + " " +
-         unit_ + "s in " + monitor::format_duration(seconds_) + " (" +
-         format_count(rate(static_cast<double>(tokens_), seconds_)) + " " + unit_ + "s/s)";
+  std::string steps = print("%lld steps", static_cast<long long>(last_.step));
+  if (not_applied_ > 0) steps += print(", %lld not applied", static_cast<long long>(not_applied_));
+  if (scaled_) steps += print(" (loss scale %.10g)", last_.report.loss_scale);
+  return steps + ", " + format_count(static_cast<double>(tokens_)) + " " + unit_ + "s in " +
+         monitor::format_duration(seconds_) + " (" + format_count(rate(static_cast<double>(tokens_), seconds_)) + " " +
+         unit_ + "s/s)";
 }
 
 std::vector<std::string> Status::columns(bool with_times) {

@@ -28,8 +28,9 @@ const std::vector<std::string>& phase_names();
 /// Sums over a run so far, for the lines that a user sees and the rows of the metrics.
 class Status {
  public:
-  /// unit: "byte" or "token", what a token of the text is.
-  Status(std::int64_t steps, std::string unit) : steps_(steps), unit_(std::move(unit)) {}
+  /// unit: "byte" or "token", what a token of the text is. scaled: the loss is, so its scale is shown.
+  Status(std::int64_t steps, std::string unit, bool scaled = false)
+      : steps_(steps), unit_(std::move(unit)), scaled_(scaled) {}
 
   void add(const StepResult& result, double epoch, const Ledger& memory);
 
@@ -43,7 +44,7 @@ class Status {
   std::string line(bool starts_interval);
   /// "2.96 bits a byte".
   std::string bits(double nats) const;
-  /// "done: 1170 steps, 6.00 M bytes in 3 min 58 s (25.2 k bytes/s)".
+  /// "1170 steps, 2 not applied (loss scale 16384), 6.00 M bytes in 3 min 58 s (25.2 k bytes/s)".
   std::string summary() const;
 
   static std::vector<std::string> columns(bool with_times);
@@ -52,8 +53,9 @@ class Status {
  private:
   std::int64_t steps_;
   std::string unit_;
+  bool scaled_;
   StepResult last_;
-  std::int64_t tokens_ = 0, interval_tokens_ = 0;
+  std::int64_t tokens_ = 0, interval_tokens_ = 0, not_applied_ = 0;
   double seconds_ = 0, interval_seconds_ = 0, epoch_ = 0;
   std::array<Ledger::Cell, 3> memory_{};  // by tier
   std::optional<double> held_out_nats_;

@@ -16,6 +16,18 @@ std::string print(const char* format, Values... values) {
   return text.data();
 }
 
+std::string place_of(OffloadDevice device, const std::string& nvme_path) {
+  switch (device) {
+    case OffloadDevice::kNone:
+      return "on the device";
+    case OffloadDevice::kCpu:
+      return "in host memory";
+    case OffloadDevice::kNvme:
+      return "on disk (" + nvme_path + ")";
+  }
+  return "";
+}
+
 std::string describe_windows(const RunFile& run, int world) {
   const BatchShape shape = resolve_batch(run.engine, world);
   std::string length;
@@ -41,10 +53,15 @@ std::string describe_model(const RunFile& run, std::int64_t parameters) {
 }
 
 std::string describe_engine(const RunFile& run, const World& world) {
-  const bool host = run.engine.zero.offload_optimizer.device != OffloadDevice::kNone;
+  const ZeroConfig& zero = run.engine.zero;
+  const std::string params =
+      zero.offload_param.device == OffloadDevice::kNone
+          ? ""
+          : "parameters " + place_of(zero.offload_param.device, zero.offload_param.nvme_path) + ", ";
   return "engine: " + std::to_string(world.size()) + (world.size() == 1 ? " rank on " : " ranks on ") +
-         world.device().str() + ", stage " + std::to_string(run.engine.zero.stage) + ", optimizer states " +
-         (host ? "in host memory" : "on the device") + "; " + describe_windows(run, world.size());
+         world.device().str() + ", stage " + std::to_string(zero.stage) + ", " + params + "optimizer states " +
+         place_of(zero.offload_optimizer.device, zero.offload_optimizer.nvme_path) + "; " +
+         describe_windows(run, world.size());
 }
 
 std::string describe_text(const data::Windows& windows, const std::string& unit, double entropy) {

@@ -43,12 +43,13 @@ class Console {
   Console(const RunFile& run, const Trainer& trainer, const data::Windows& windows)
       : run_(run),
         unit_(run.data.format == data::TokenFormat::kByte ? "byte" : "token"),
-        status_(run.train.steps, unit_),
+        status_(run.train.steps, unit_, run.engine.fp16.enabled),
         folder_(fs::path(run.train.folder) / run.train.name),
         with_times_(run.engine.wall_clock_breakdown),
         progress_(stdout, monitor::Progress::is_terminal(stdout)),
         metrics_(folder_, Status::columns(with_times_)),
         entropy_(data::order0_entropy(windows.corpus())) {
+    fs::remove(folder_ / "sample.txt");  // an earlier run's; the other files are written anew
     write_file(folder_ / "config.json", run.to_json().dump(2) + "\n");
     progress_.line(describe_model(run, trainer.parameters()));
     progress_.line(describe_engine(run, trainer.engine().world()));

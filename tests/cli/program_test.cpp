@@ -69,7 +69,12 @@ TEST_F(Program, HelpShowsVerbsAndExamples) {
   EXPECT_EQ(train.status, 0);
   for (const char* part : {"--config", "--set", "--sample", "--trace", "--trace-steps", "Ctrl-C"})
     EXPECT_TRUE(contains(train.output, part)) << part;
+  EXPECT_TRUE(contains(train.output, "Usage: ballast train [OPTIONS]")) << train.output;
+  EXPECT_TRUE(contains(ballast("config check --help").output, "Usage: ballast config check [OPTIONS] [FILE]"));
   EXPECT_EQ(ballast("").status, 2);
+  const Outcome version = ballast("--version");
+  EXPECT_EQ(version.status, 0);
+  EXPECT_EQ(version.output, "ballast " BALLAST_VERSION "\n");
 }
 
 TEST_F(Program, WrongWordsSuggestTheRightOnes) {
@@ -84,11 +89,13 @@ TEST_F(Program, WrongWordsSuggestTheRightOnes) {
   expect("train --config run.json --sampel=3",
          "[cli.parse] unknown option (--sampel=3 of train; did you mean --sample?)");
   expect("train", "[cli.parse] missing option (--config FILE of train)");
+  expect("train run.json", "[cli.parse] unexpected word (run.json after train; did you mean --config run.json?)");
+  expect("train --config run.json --sample -3", "[cli.parse] out of range (--sample -3; want an integer >= 0)");
   expect("config check", "[cli.parse] missing word (FILE of config check)");
   expect("train --config run.json --set train.stpes=3",
          "[config.parse] unknown key (train.stpes = 3; nearest known key: train.steps)");
   expect("train --config run.json --set engine.zero_optimization.stage=4",
-         "[config.parse] out of range (zero_optimization.stage = 4; want an integer in [0, 3])");
+         "[config.parse] out of range (engine.zero_optimization.stage = 4; want an integer in [0, 3])");
 }
 
 TEST_F(Program, ChecksRunsAndEnginesConfigurations) {
@@ -99,10 +106,24 @@ TEST_F(Program, ChecksRunsAndEnginesConfigurations) {
   const Outcome engine = ballast("config check ds.json");
   EXPECT_EQ(engine.status, 0);
   EXPECT_EQ(nlohmann::json::parse(engine.output)["zero_optimization"]["stage"], 3);
+  EXPECT_TRUE(contains(ballast("train --config ds.json").output,
+                       "(wall_clock_breakdown = true; want the whole configuration under \"engine\""));
   folder_.write("bad.json", R"({"zero_optimization": {"stagee": 3}})");
   const Outcome bad = ballast("config check bad.json");
   EXPECT_EQ(bad.status, 2);
   EXPECT_TRUE(contains(bad.output, "nearest known key: zero_optimization.stage)")) << bad.output;
+  // What an engine would refuse that only reads as right.
+  const auto refused = [&](const std::string& changes, const std::string& message) {
+    const Outcome outcome = ballast("config check run.json " + changes);
+    EXPECT_EQ(outcome.status, 2) << outcome.output;
+    EXPECT_TRUE(contains(outcome.output, message)) << outcome.output;
+  };
+  refused(
+      "--set engine.zero_optimization.stage=3 --set engine.zero_optimization.offload_param.device=nvme "
+      "--set engine.zero_optimization.offload_param.nvme_path=.",
+      "[engine.placement] parameters can't lie on NVMe yet");
+  refused("--set engine.train_batch_size=5",
+          "[config.batch] the batch sizes fit no number of ranks (engine.train_batch");
 }
 
 TEST_F(Program, TrainsOnOneRankAndLeavesItsFiles) {
@@ -144,6 +165,15 @@ TEST_F(Program, TrainsOnOneRankAndLeavesItsFiles) {
     return values;
   };
   EXPECT_EQ(losses("runs/again/metrics.jsonl"), losses("runs/run/metrics.jsonl"));
+  // Another run of that name leaves nothing of this one behind.
+  const Outcome replaced = ballast(
+      "train --config run.json --set train.steps=1 --set engine.zero_optimization.offload_optimizer.device=nvme"
+      " --set engine.zero_optimization.offload_optimizer.nvme_path=.");
+  EXPECT_EQ(replaced.status, 0) << replaced.output;
+  EXPECT_TRUE(contains(replaced.output, ", stage 2, optimizer states on disk (.); ")) << replaced.output;
+  EXPECT_TRUE(replaced.output.ends_with("files: runs/run/config.json runs/run/metrics.csv runs/run/metrics.jsonl\n"))
+      << replaced.output;
+  EXPECT_FALSE(std::filesystem::exists(folder_.path() / "runs/run/sample.txt"));
 }
 
 TEST_F(Program, DataErrorsEndTheRunWithPathAndRemedy) {
@@ -170,9 +200,11 @@ TEST_F(Program, EstimatesEveryStageAndPlacement) {
   ASSERT_EQ(outcome.status, 0) << outcome.output;
   for (const char* part : {"memory of a rank of 4", "params", "grads", "optimizer", "together", "this run", "saves "})
     EXPECT_TRUE(contains(outcome.output, part)) << part << "\n" << outcome.output;
-  const Outcome measured = ballast("estimate --config run.json --measure");
+  const Outcome measured = ballast("estimate --config run.json --measure --set engine.steps_per_print=1");
   ASSERT_EQ(measured.status, 0) << measured.output;
   EXPECT_TRUE(contains(measured.output, "measured")) << measured.output;
+  EXPECT_FALSE(contains(measured.output, "ballast: step")) << measured.output;
+  EXPECT_TRUE(contains(measured.output, "3            host         nvme         ")) << measured.output;
 }
 
 // Two ranks, launched by hand with torchrun's variables. Each is told to stop on its own, at another moment.
@@ -203,9 +235,10 @@ TEST_F(Program, DemoTrainsTwoRanksAndMeasuresTheirMemory) {
       "BALLAST_PROGRAM=" + kProgram + " BALLAST_PYTHON=" BALLAST_PYTHON " BALLAST_RUNS=" + folder_.path().string() +
       "/runs " BALLAST_SOURCE_DIR "/tools/demo.sh --set train.steps=3 --set train.eval_windows=8 --sample 20");
   ASSERT_EQ(outcome.status, 0) << outcome.output;
-  for (const char* part : {"2 ranks on cpu, stage 2, optimizer states in host memory; caller-owned windows of 1 to 4",
-                           "held-out ", " bits a byte (order-0 entropy of the text: 4.", "sample of 20 bytes",
-                           "measured     measured     formula      formula", "this run", "memory.txt"})
+  for (const char* part :
+       {"2 ranks on cpu, stage 2, optimizer states in host memory; caller-owned windows of 1 to 4", "held-out ",
+        " bits a byte (order-0 entropy of the text: 4.", "sample of 20 bytes",
+        "measured     measured     measured     formula      formula      formula", "this run", "memory.txt"})
     EXPECT_TRUE(contains(outcome.output, part)) << part << "\n" << outcome.output;
   for (const char* file : {"config.json", "metrics.csv", "metrics.jsonl", "sample.txt", "memory.txt"})
     EXPECT_TRUE(std::filesystem::exists(folder_.path() / "runs/demo" / file)) << file;

@@ -78,11 +78,13 @@ TEST(RunFile, AScheduleThatEndsTakesTheRunsSteps) {
 TEST(RunFile, ErrorsNameKeyAndRemedy) {
   EXPECT_EQ(error_of(json::parse("{}")), "[config.parse] required key (data.path; want text)");
   EXPECT_EQ(error_of(with(R"({"zero_optimization": {"stage": 2}})")),
-            "[config.parse] unknown key (zero_optimization = {\"stage\":2}; nearest known key: "
-            "engine.zero_optimization)");
+            "[config.parse] a key of the engine's configuration outside of it (zero_optimization = {\"stage\":2}; want "
+            "the whole configuration under \"engine\", and the text under data.path: {\"engine\": "
+            "{\"zero_optimization\": ...}, \"data\": {\"path\": ...}})");
   EXPECT_EQ(error_of(with(R"({"trian": {}})")), "[config.parse] unknown key (trian = {}; nearest known key: train)");
-  EXPECT_EQ(error_of(with(R"({"engine": {"zero_optimisation": {"stage": 2}}})")).find("nearest known key"),
-            std::string("[config.parse] unknown key (zero_optimisation = {\"stage\":2}; ").size());
+  EXPECT_EQ(error_of(with(R"({"engine": {"zero_optimization": {"stagee": 2}}})")),
+            "[config.parse] unknown key (engine.zero_optimization.stagee = 2; nearest known key: "
+            "engine.zero_optimization.stage)");
   EXPECT_EQ(error_of(with(R"({"train": {"window": [1, 4]}})")),
             "[config.parse] contradiction (train.window = [1,4] with managed windows; set "
             "engine.managed_gradient_accumulation to false, or engine.gradient_accumulation_steps in its place)");
@@ -94,6 +96,40 @@ TEST(RunFile, ErrorsNameKeyAndRemedy) {
   EXPECT_EQ(error_of(with(R"({"train": {"name": "a/b"}})")),
             "[config.parse] out of range (train.name = \"a/b\"; want the name of a folder)");
   EXPECT_EQ(error_of(with(R"({"model": 3})")), "[config.parse] wrong type (model = 3; want an object)");
+}
+
+TEST(RunFile, ErrorsOfTheEnginesKeysNameTheirSection) {
+  const auto engine = [](const char* text) {
+    return error_of({{"data", {{"path", "text"}}}, {"engine", json::parse(text)}});
+  };
+  EXPECT_EQ(engine("3"), "[config.parse] wrong type (engine = 3; want an object)");
+  EXPECT_EQ(engine(R"({"zero_optimization": {"stage": 4}})"),
+            "[config.parse] out of range (engine.zero_optimization.stage = 4; want an integer in [0, 3])");
+  EXPECT_EQ(
+      engine(R"({"bf16": {"enabled": true}, "fp16": {"enabled": true}})"),
+      "[config.parse] contradiction (engine.fp16.enabled = true, engine.bf16.enabled = true; enable one of them)");
+  EXPECT_EQ(
+      engine(R"({"zero_optimization": {"offload_param": {"device": "cpu"}}})"),
+      "[config.placements] contradiction (engine.zero_optimization.offload_param.device = \"cpu\", "
+      "engine.zero_optimization.stage = 0; parameters are offloaded at stage 3: set the stage to 3, or the device "
+      "to \"none\")");
+  EXPECT_EQ(
+      engine(R"({"zero_optimization": {"offload_optimizer": "cpu"}})"),
+      "[config.parse] wrong type (engine.zero_optimization.offload_optimizer = \"cpu\"; want {\"device\": \"cpu\"})");
+  EXPECT_EQ(engine(R"({"optimizer": {"params": {"groups": [{"patterns": "*", "lrr": 1}]}}})"),
+            "[config.parse] unknown key (engine.optimizer.params.groups[0].lrr = 1; nearest known key: "
+            "engine.optimizer.params.groups[].lr)");
+  EXPECT_EQ(
+      engine(R"({"optimizer": {"type": "SGD", "params": {"eps": 1}}})"),
+      "[config.parse] not a parameter of this optimizer (engine.optimizer.params.eps = 1; only with optimizer.type "
+      "Adam, AdamW)");
+  EXPECT_EQ(
+      engine(R"({"tensorboard": {"enabled": true}})").find("[config.parse] not supported (engine.tensorboard.enabled"),
+      0u);
+  EXPECT_EQ(RunFile::from_json(with(R"({"engine": {"prescale_gradients": true}})"), "run")
+                .engine.notices.at(0)
+                .find("engine.prescale_gradients has no effect"),
+            0u);
 }
 
 TEST(RunFile, ChangesAreMadeBeforeAnythingIsChecked) {

@@ -49,6 +49,23 @@ TEST(Status, ASkippedStepIsSaid) {
       << status.line(false);
 }
 
+TEST(Status, SkippedStepsAreCountedAndAScaledLossShowsItsScale) {
+  Status status(10, "byte", /*scaled=*/true);
+  StepResult result = window(1, 5, 1000, 1);
+  result.report.loss_scale = 65536;
+  status.add(result, 0.1, *Ledger::create());
+  EXPECT_NE(status.line(false).find("  lr 1.00e-03  loss scale 65536  memory"), std::string::npos)
+      << status.line(false);
+  EXPECT_EQ(status.summary(), "1 steps (loss scale 65536), 1.00 k bytes in 1 s (1.00 k bytes/s)");
+  result.step = 2;
+  result.report.applied = false;
+  status.add(result, 0.2, *Ledger::create());
+  result.step = 3;
+  result.report.loss_scale = 32768;
+  status.add(result, 0.3, *Ledger::create());
+  EXPECT_EQ(status.summary(), "3 steps, 2 not applied (loss scale 32768), 3.00 k bytes in 3 s (1.00 k bytes/s)");
+}
+
 TEST(Status, RowHasACellForEachColumn) {
   for (const bool with_times : {false, true}) {
     Status status(10, "byte");

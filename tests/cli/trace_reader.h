@@ -70,7 +70,7 @@ class TraceReader {
       EXPECT_GE(span.end, span.begin) << span.name;
       auto& holders = open[span.row];
       while (!holders.empty() && holders.back().end <= span.begin) holders.pop_back();
-      if (!holders.empty()) EXPECT_TRUE(holders.back().holds(span)) << span.row << ": " << span.name;
+      EXPECT_TRUE(holders.empty() || holders.back().holds(span)) << span.row << ": " << span.name;
       holders.push_back(span);
     }
   }
