@@ -17,6 +17,7 @@ constexpr double kMostNanoseconds = 1000;
 class Resident final : public ballast::FaultHandler {
  public:
   void touch_and_pin(int) noexcept override { ++touches; }
+  void written(int, std::int64_t) noexcept override {}
   void unpin(int) noexcept override {}
   std::int64_t touches = 0;
 };
