@@ -119,11 +119,11 @@ std::unique_ptr<HostSums> Engine::Impl::make_host_sums(const std::vector<Tier>& 
     if (unit.trainable && states_tier[static_cast<std::size_t>(unit.id)] != Tier::kDevice)
       sizes[static_cast<std::size_t>(unit.id)] = policies.grads.keep_whole_sum ? unit.padded : unit.shard;
   HostSums::Options options;
+  for (const Unit& unit : layout.units) options.names.push_back(unit.name);
   options.accumulate = policies.grads.accumulate;
   options.pin_memory = policies.optimizer.pin_memory;
   // Enough for the host to queue the backward of the next units while the device is still at this one.
   constexpr std::int64_t kUnitsAhead = 3;
-  for (const Unit& unit : layout.units) options.names.push_back(unit.name);
   options.in_flight =
       std::min(policies.grads.max_in_flight, kUnitsAhead * *std::max_element(sizes.begin(), sizes.end()));
   return std::make_unique<HostSums>(std::move(sizes), policies.grads.keep_whole_sum ? world.size() : 1, world.device(),

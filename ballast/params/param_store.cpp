@@ -89,9 +89,9 @@ void ParamStore::take_away(const std::function<void(int unit)>& rebind) {
     UnitParams& mine = units_[static_cast<std::size_t>(unit.id)];
     if (!gate_->manages(unit.id))
       gate_->adopt(unit.id, mine.full, unit.trainable ? &mine.watch : nullptr, gather_->rank());
+    if (mine.holds > 0 || !gate_->take_away(unit.id)) continue;
     mine.whole.reset();
     mine.owned.reset();
-    gate_->take_away(unit.id);
     mine.bytes = ledger_->track(MemoryKind::kParams, Tier::kHost, mine.bytes.bytes());
   }
 }
@@ -178,6 +178,7 @@ void ParamStore::publish_on_lane(int unit, bool travels, std::function<void()> u
   PendingUpdate pending(*lane_, ticket, published);
   if (gate_) {
     gate_->open_after(unit, std::move(pending));
+    if (units_[static_cast<std::size_t>(unit)].holds > 0) gate_->settle(unit);  // its pointers stay good
   } else {
     residency_->open_after(unit, std::move(pending));
   }
@@ -200,12 +201,13 @@ void ParamStore::settle(int unit) {
 }
 
 void ParamStore::hold(int unit) {
-  if (gate_) gate_->hold(unit);
+  ++units_[static_cast<std::size_t>(unit)].holds;
+  if (gate_) gate_->settle(unit);
   if (residency_) residency_->hold(unit);
 }
 
 void ParamStore::let_go(int unit) noexcept {
-  if (gate_) gate_->let_go(unit);
+  --units_[static_cast<std::size_t>(unit)].holds;
   if (residency_) residency_->let_go(unit);
 }
 

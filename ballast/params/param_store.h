@@ -111,6 +111,7 @@ class ParamStore {
     at::Tensor owned;  // this rank's part, always readable by the engine
     at::Tensor whole;  // [padded], the memory of full where it is not sharded
     WriteWatch watch;  // where the unit is watched and not sharded (residency watches there)
+    int holds = 0;     // by gathered()
     bool watched = false;
     Ledger::Entry bytes;
   };

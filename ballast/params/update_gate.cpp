@@ -30,20 +30,6 @@ void UpdateGate::open_after(int unit, PendingUpdate update) {
   Lock lock(mutex_);
   if (!at(unit).managed) return;
   at(unit).update = std::move(update);
-  if (at(unit).holds > 0) settle(lock, unit);
-}
-
-void UpdateGate::hold(int unit) {
-  const at::NoGradGuard no_grad;
-  const at::DisableRecordFunctionGuard unobserved;
-  Lock lock(mutex_);
-  settle(lock, unit);
-  ++at(unit).holds;
-}
-
-void UpdateGate::let_go(int unit) noexcept {
-  Lock lock(mutex_);
-  --at(unit).holds;
 }
 
 void UpdateGate::settle(const Lock&, int unit) {
@@ -60,15 +46,16 @@ void UpdateGate::settle(const Lock&, int unit) {
   }
 }
 
-void UpdateGate::take_away(int unit) {
+bool UpdateGate::take_away(int unit) {
   const at::NoGradGuard no_grad;
   const at::DisableRecordFunctionGuard unobserved;
   Lock lock(mutex_);
   settle(lock, unit);
   State& state = at(unit);
-  if (!state.managed || state.holds > 0 || state.storage.flat().numel() == 0) return;
+  if (!state.managed || state.storage.flat().numel() == 0) return false;
   state.away = state.storage.flat().to(at::kCPU, state.storage.flat().scalar_type(), false, /*copy=*/true);
   state.storage.unmap();
+  return true;
 }
 
 void UpdateGate::settle(int unit) {

@@ -28,17 +28,15 @@ class UpdateGate final : public FaultHandler {
   /// Nobody sees the unit from now on. Its update may be queued.
   void close(int unit);
   void open_after(int unit, PendingUpdate update);
-  /// While it is held the unit is visible and its pointers stay good: open_after() waits.
-  void hold(int unit);
-  void let_go(int unit) noexcept;
   /// Waits until the unit is visible. Throws what ended the lane.
   void settle(int unit);
   void settle_all();
   std::exception_ptr failure() const;
 
   /// Takes the unit's values to host memory and frees the device's; the first operator that needs them brings them
-  /// back, to memory elsewhere. moved(unit): told of that, on the thread that runs the operator.
-  void take_away(int unit);
+  /// back, to memory elsewhere. moved(unit): told of that, on the thread that runs the operator. Returns false, with
+  /// nothing done, where the unit is empty.
+  bool take_away(int unit);
   void on_moved(std::function<void(int unit)> moved) { moved_ = std::move(moved); }
   bool manages(int unit) const { return at(unit).managed; }
 
@@ -56,7 +54,6 @@ class UpdateGate final : public FaultHandler {
     at::Tensor away;  // the values on the host, while the device has none
     WriteWatch* watch = nullptr;
     bool managed = false;
-    int holds = 0;
   };
   using Lock = std::unique_lock<std::mutex>;
   State& at(int unit) { return states_[static_cast<std::size_t>(unit)]; }

@@ -114,6 +114,35 @@ TEST(MoveStates, LeaveNothingOnTheDevice) {
       thread_options());
 }
 
+TEST(MoveStates, LeaveWhatIsHeldWhereItsPointersAre) {
+  for (int stage : {0, 1, 2})
+    run_ranks(
+        2,
+        [&](const World& world) {
+          Board unused(world.size());
+          auto model = std::make_shared<Zoo>();
+          Session session(model, settings({stage, Placement::kDevice, DType::kFloat32, false}, 1, placed({})), world,
+                          unused);
+          Engine& engine = session.engine();
+          at::Tensor held = model->named_parameters()["aux.weight"];
+          {
+            const auto guard = engine.gathered({held});
+            const void* pointer = held.const_data_ptr();
+            engine.offload_states();
+            EXPECT_EQ(held.const_data_ptr(), pointer);
+            engine.reload_states();
+            EXPECT_EQ(held.const_data_ptr(), pointer);
+          }
+          const at::Tensor before = engine.full_parameter("aux.weight").cpu();
+          engine.backward(model->loss(sample(0, 0, world.rank(), world.device())));
+          EXPECT_TRUE(engine.step().applied);
+          const at::Tensor after = engine.full_parameter("aux.weight").cpu();
+          EXPECT_TRUE(bit_equal(held.detach().cpu(), after)) << "the update reached the module, stage " << stage;
+          EXPECT_FALSE(bit_equal(before, after));
+        },
+        thread_options());
+}
+
 TEST(MoveStates, ModulesComeBackWholeWhenTheEngineEndsMeanwhile) {
   for (int stage : {0, 3})
     run_ranks(
