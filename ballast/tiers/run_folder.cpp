@@ -18,6 +18,7 @@
 #include "ballast/base/bytes.h"
 #include "ballast/base/error.h"
 #include "ballast/base/log.h"
+#include "ballast/base/remove_tree.h"
 #include "ballast/tiers/disk_file.h"
 
 namespace ballast::tiers {
@@ -79,9 +80,7 @@ std::int64_t remove_if_dead(const fs::path& folder) {
   // No links left: another rank has removed it between our open and our lock.
   if (::flock(fd, LOCK_EX | LOCK_NB) == 0 && ::fstat(fd, &state) == 0 && state.st_nlink > 0 && made_here(marker)) {
     bytes = bytes_on_disk(folder);
-    std::error_code failed;
-    fs::remove_all(folder, failed);
-    if (failed) {
+    if (const std::error_code failed = remove_tree(folder)) {
       log_warning("tiers: could not remove ", folder.string(), " of a dead run: ", failed.message());
       bytes = -1;
     }
@@ -146,8 +145,7 @@ int make_marker(const fs::path& folder, int rank) {
   if (made) return fd;
   const int error = errno;
   if (fd >= 0) ::close(fd);
-  std::error_code ignored;
-  fs::remove_all(folder, ignored);
+  remove_tree(folder);
   throw IoError("tiers.run_folder", errno_text(error), " (creating and locking ", (folder / kMarker).string(),
                 ", rank ", rank, "; nvme_path must be on a file system with space and flock, best a local disk)");
 }
@@ -162,8 +160,7 @@ RunFolder::RunFolder(const fs::path& nvme_path, int rank) {
 }
 
 RunFolder::~RunFolder() {
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
+  remove_tree(path_);
   ::close(marker_);  // last: while it is locked nobody else removes the folder
 }
 

@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "ballast/base/remove_tree.h"
 #include "ballast/config/json_text.h"
 #include "tests/config/config_json.h"
 
@@ -310,7 +311,7 @@ TEST(JsonText, AFileThatCannotBeReadNamesPathAndReason) {
   EXPECT_TRUE(contains(error(file), file.string() + ", line 2, column 1")) << error(file);
   std::ofstream(file) << "{\"zero_optimization\": {\"stage\": 2}}";
   EXPECT_EQ(Config::from_file(file).zero.stage, 2);
-  std::filesystem::remove_all(folder);
+  remove_tree(folder);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "ballast/base/error.h"
+#include "ballast/base/remove_tree.h"
 
 namespace ballast::data {
 
@@ -17,10 +18,7 @@ class TemporaryFolder {
     std::string name = (below / "ballast-XXXXXX").string();
     path_ = ::mkdtemp(name.data());
   }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
+  ~TemporaryFolder() { remove_tree(path_); }
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path write(const std::string& name, const std::string& content) const {
     const auto file = path_ / name;

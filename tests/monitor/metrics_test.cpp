@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "ballast/base/error.h"
+#include "ballast/base/remove_tree.h"
 #include "ballast/monitor/breakdown.h"
 
 namespace ballast::monitor {
@@ -20,10 +21,7 @@ class MetricsFilesTest : public testing::Test {
     std::string name = (std::filesystem::temp_directory_path() / "ballast-XXXXXX").string();
     folder_ = ::mkdtemp(name.data());
   }
-  ~MetricsFilesTest() override {
-    std::error_code ignored;
-    std::filesystem::remove_all(folder_, ignored);
-  }
+  ~MetricsFilesTest() override { remove_tree(folder_); }
   static std::string content(const std::filesystem::path& file) {
     std::ostringstream text;
     text << std::ifstream(file).rdbuf();

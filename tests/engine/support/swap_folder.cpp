@@ -7,6 +7,8 @@
 #include <string>
 #include <system_error>
 
+#include "ballast/base/remove_tree.h"
+
 namespace ballast::testing {
 namespace {
 
@@ -27,7 +29,7 @@ struct Folder {
     if (ranks_are_processes()) {
       fs::remove(path, ignored);  // empty: the last rank does
     } else {
-      fs::remove_all(path, ignored);
+      remove_tree(path);
     }
   }
 };
