@@ -70,8 +70,9 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module_in, const Config& c
   check_same_everywhere(*rounds, config, layout);
 
   const int ranks_here = ranks_on_this_machine(*rounds);
-  check_host_budget(layout, config, {world.size(), world.device().type(), batch.accumulation_steps}, ranks_here,
-                    tiers::available_host_bytes());
+  check_host_budget(layout, config,
+                    {.world = world.size(), .device = world.device().type(), .backwards = batch.accumulation_steps},
+                    ranks_here, tiers::available_host_bytes());
   const std::vector<Tier> states_tier = place_states(layout, policies.optimizer);
   if (policies.optimizer.tier != Tier::kDevice)
     lane = std::make_unique<tiers::HostLane>(world.device(), host_threads(config, ranks_here, world.device()));

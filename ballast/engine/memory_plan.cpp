@@ -204,7 +204,7 @@ class Rehearsal {
     if (!policies_.grads.reduce_every_backward || !policies_.grads.overlap || held_back_) return false;
     if (alone()) return true;
     const bool fits = flights_.empty() || in_flight_elements_ + unit(id).padded <= policies_.grads.max_in_flight;
-    return !unit(id).leaf && (fits || options_.device != c10::DeviceType::CPU);
+    return !unit(id).leaf && (fits || !options_.collectives_on_host);
   }
   void reduce_held() {
     for (int id = static_cast<int>(units_.size()) - 1; id >= 0; --id)

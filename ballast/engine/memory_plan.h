@@ -14,6 +14,8 @@ namespace ballast {
 struct MemoryPlanOptions {
   int world = 1;
   c10::DeviceType device = c10::DeviceType::CPU;
+  /// Collectives wait for the peers on the host: on the CPU always, next to an accelerator over Gloo.
+  bool collectives_on_host = device == c10::DeviceType::CPU;
   /// Backwards in a window. From two on the contributions that stages 0-1 keep are added up in the accumulation dtype.
   std::int64_t backwards = 1;
 };

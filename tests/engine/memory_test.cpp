@@ -90,11 +90,10 @@ void expect_ledger_as_planned(const Usage& usage, const World& world, const mode
   models::Gpt model(options);
   const Config config = config_of(usage);
   const Layout layout = layout_of(*model, config, world.size());
-  // Over Gloo reductions of a GPU's tensors wait for the peers on the host, as a CPU's do.
-  const bool gloo = test_options().backend == "gloo";
   const auto plan = plan_memory(layout, config,
                                 {.world = world.size(),
-                                 .device = gloo ? c10::DeviceType::CPU : world.device().type(),
+                                 .device = world.device().type(),
+                                 .collectives_on_host = world.device().is_cpu() || test_options().backend == "gloo",
                                  .backwards = usage.backwards});
   Engine engine(model.ptr(), config, world);
   train(engine, model, usage);
