@@ -29,7 +29,7 @@ using namespace ballast;
 struct Run {
   models::GptOptions model;
   std::int64_t micro_batch, window, windows, max_live, bucket;
-  std::string dtype, nvme_path, trace;
+  std::string dtype, params, nvme_path, trace;
   double ratio;
   std::int64_t threads;
   bool checkpointing;
@@ -48,6 +48,8 @@ Config config_of(const Run& run, int stage, const std::string& offload) {
   if (offload != "none")
     zero["offload_optimizer"] = {{"device", offload}, {"ratio", run.ratio}, {"threads", run.threads}};
   if (offload == "nvme") zero["offload_optimizer"]["nvme_path"] = run.nvme_path;
+  if (stage == 3 && run.params != "none") zero["offload_param"] = {{"device", run.params}};
+  if (stage == 3 && run.params == "nvme") zero["offload_param"]["nvme_path"] = run.nvme_path;
   if (run.max_live > 0) zero["stage3_max_live_parameters"] = run.max_live;
   if (run.bucket > 0) zero["reduce_bucket_size"] = run.bucket;
   nlohmann::json json = {{"train_micro_batch_size_per_gpu", run.micro_batch},
@@ -161,6 +163,7 @@ int main(int argc, char** argv) {
   run.dtype = flags.text("dtype", "bf16", "fp32, bf16 or fp16");
   run.model.tied_head = flags.number("tied", 1, "0: the output matrix is not the embedding's") != 0;
   run.ratio = static_cast<double>(flags.number("percent", 100, "of the states that --offload moves")) / 100;
+  run.params = flags.text("params", "none", "where shards of parameters rest at stage 3: none (device), cpu, nvme");
   run.threads = flags.number("threads", 0, "of host updates; 0: the engine's choice");
   run.nvme_path = flags.text("nvme-path", "/tmp", "folder of swap files, for --offload nvme");
   run.trace = flags.text(
