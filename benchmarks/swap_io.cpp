@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "ballast/base/checksum.h"
 #include "ballast/base/math.h"
-#include "ballast/tiers/checksum.h"
 #include "ballast/tiers/host_arena.h"
 #include "ballast/tiers/run_folder.h"
 #include "ballast/tiers/swap_file.h"
@@ -105,7 +105,7 @@ int main(int argc, char** argv) {
   }
   std::uint64_t sum = 0;
   const bench::Cost cost = bench::cost_of([&] {
-    for (int i = 0; i < chunks; ++i) sum += tiers::checksum(buffers[static_cast<std::size_t>(i % ring)]);
+    for (int i = 0; i < chunks; ++i) sum += checksum(buffers[static_cast<std::size_t>(i % ring)]);
   });
   std::printf("checksum %.1f GB/s of one thread (%016llx)\n", gigabytes / cost.seconds,
               static_cast<unsigned long long>(sum));

@@ -1,12 +1,11 @@
 #include "ballast/tiers/swap_file.h"
 
-#include <cstdio>
 #include <exception>
 #include <string>
 
+#include "ballast/base/checksum.h"
 #include "ballast/base/error.h"
 #include "ballast/base/math.h"
-#include "ballast/tiers/checksum.h"
 #include "ballast/tiers/transfers.h"
 
 namespace ballast::tiers {
@@ -30,12 +29,6 @@ std::vector<Extent> lay_out(const std::vector<std::int64_t>& extent_bytes) {
     end += extents.back().bytes;
   }
   return extents;
-}
-
-std::string hex(std::uint64_t value) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
-  return text;
 }
 
 }  // namespace
@@ -87,8 +80,8 @@ struct SwapFile::Impl {
       const std::uint64_t got = checksum(extent.reading, [this] { transfers.pump(); });
       if (got != extent.written) {
         throw IoError("tiers.read", "the data is not what was written (", file.path().string(), ", chunk ", number,
-                      " at byte ", extent.offset, ", ", extent.bytes, " bytes; checksum got ", hex(got), ", want ",
-                      hex(extent.written), "; rank ", file.rank(),
+                      " at byte ", extent.offset, ", ", extent.bytes, " bytes; checksum got ", checksum_text(got),
+                      ", want ", checksum_text(extent.written), "; rank ", file.rank(),
                       "; nothing but this run may write there, else check the disk or choose another nvme_path)");
       }
     });
