@@ -1,0 +1,175 @@
+#include "ballast/checkpoint/checkpoint_folder.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <system_error>
+
+#include "ballast/base/checksum.h"
+#include "ballast/base/error.h"
+#include "ballast/base/log.h"
+#include "ballast/checkpoint/bounded_json.h"
+
+namespace ballast::ckpt {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Hidden, so that no tag collides with them.
+constexpr const char* kSaving = ".saving-";
+constexpr const char* kRemoving = ".removing-";
+constexpr const char* kLatest = "latest";
+constexpr std::int64_t kMostLatestBytes = 4096, kMostPartBytes = std::int64_t{1} << 28;
+
+std::string part_name(int rank, int world) {
+  return fs::path(rank_file_name(rank, world)).replace_extension(".json").string();
+}
+
+bool starts_with(const std::string& name, const char* prefix) { return name.rfind(prefix, 0) == 0; }
+
+bool has_default_name(const std::string& tag) {
+  constexpr const char* kDefault = "global_step";
+  const std::size_t digits = std::string(kDefault).size();
+  return starts_with(tag, kDefault) && tag.size() > digits &&
+         tag.find_first_not_of("0123456789", digits) == std::string::npos;
+}
+
+void fill_in(Pieces& pieces, const std::map<std::string, const Part*>& parts) {
+  for (Piece& piece : pieces) piece.checksum = parts.at(piece.file)->tensors.at(piece.tensor);
+}
+
+}  // namespace
+
+std::string rank_file_name(int rank, int world) {
+  char name[64];
+  std::snprintf(name, sizeof name, "rank-%05d-of-%05d.safetensors", rank, world);
+  return name;
+}
+
+std::string Part::to_text() const {
+  nlohmann::json json = {{"name", file.name}, {"bytes", file.bytes}, {"checksum", checksum_text(file.checksum)}};
+  json["tensors"] = nlohmann::json::object();
+  for (const auto& [name, sum] : tensors) json["tensors"][name] = checksum_text(sum);
+  return json.dump();
+}
+
+Part Part::from_text(const std::string& text, const std::string& file) {
+  const nlohmann::json json = parse_bounded(text, 3, file);
+  try {
+    const auto sum = [](const nlohmann::json& value) {
+      return checksum_of_text(value.get_ref<const std::string&>()).value();
+    };
+    Part part{{json.at("name"), json.at("bytes"), sum(json.at("checksum"))}, {}};
+    for (const auto& [name, value] : json.at("tensors").items()) part.tensors[name] = sum(value);
+    return part;
+  } catch (const std::exception& e) {
+    throw IoError("checkpoint.save", "a rank left a bad record of its file (", file, "; ", e.what(), ")");
+  }
+}
+
+fs::path CheckpointFolder::unfinished(const std::string& tag) const { return path_ / (kSaving + tag); }
+
+void CheckpointFolder::begin(const std::string& tag) const {
+  make_folder(path_, owner_);
+  remove_leftovers();
+  make_folder(unfinished(tag), owner_);
+}
+
+void CheckpointFolder::remove_leftovers() const {
+  for (const std::string& name : list_folder(path_, owner_))
+    if (starts_with(name, kSaving) || starts_with(name, kRemoving)) remove_folder(path_ / name, owner_);
+}
+
+void CheckpointFolder::leave_part(const std::string& tag, int rank, int world, const Part& part) const {
+  write_text(unfinished(tag) / part_name(rank, world), part.to_text(), owner_);
+}
+
+std::optional<Part> CheckpointFolder::find_part(const std::string& tag, int rank, int world) const {
+  const fs::path path = unfinished(tag) / part_name(rank, world);
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) return std::nullopt;
+  return Part::from_text(read_text(path, kMostPartBytes, owner_), path.string());
+}
+
+void CheckpointFolder::commit(Manifest manifest, const std::vector<Part>& parts, int keep_last) const {
+  std::map<std::string, const Part*> by_file;
+  for (const Part& part : parts) {
+    manifest.files.push_back(part.file);
+    by_file[part.file.name] = &part;
+  }
+  for (ParameterRecord& parameter : manifest.parameters)
+    for (auto& [key, pieces] : parameter.states) fill_in(pieces, by_file);
+  for (BufferRecord& buffer : manifest.buffers) fill_in(buffer.pieces, by_file);
+  for (auto& generators : manifest.rng)
+    for (auto& [name, piece] : generators) piece.checksum = by_file.at(piece.file)->tensors.at(piece.tensor);
+
+  const std::string& tag = manifest.tag;
+  const fs::path beside = unfinished(tag);
+  for (std::size_t rank = 0; rank < parts.size(); ++rank)
+    remove_folder(beside / part_name(static_cast<int>(rank), static_cast<int>(parts.size())), owner_);
+  write_text(beside / Manifest::kFile, manifest.to_text(), owner_);
+  sync_folder(beside, owner_);
+  move_into_place(beside, of(tag), owner_);
+  sync_folder(path_, owner_);
+  write_text(path_ / kLatest, tag, owner_);
+  sync_folder(path_, owner_);
+  retain(keep_last, tag);
+}
+
+// The checkpoint stands; what fails from here on costs space, not the save.
+void CheckpointFolder::retain(int keep_last, const std::string& saved) const {
+  try {
+    remove_folder(unfinished(saved), owner_);  // the one that was replaced
+    if (keep_last <= 0) return;
+    std::vector<std::string> old;
+    for (const std::string& tag : tags())
+      if (has_default_name(tag) && tag != saved) old.push_back(tag);
+    const std::size_t kept = static_cast<std::size_t>(keep_last) - (has_default_name(saved) ? 1 : 0);
+    for (std::size_t i = 0; i + kept < old.size(); ++i) remove_checkpoint(old[i]);
+  } catch (const IoError& e) {
+    log_warning("an old checkpoint could not be removed: ", e.what());
+  }
+}
+
+// Renamed first: a half of it must not look like a checkpoint.
+void CheckpointFolder::remove_checkpoint(const std::string& tag) const {
+  const fs::path doomed = path_ / (kRemoving + tag);
+  rename_folder(of(tag), doomed, owner_);
+  remove_folder(doomed, owner_);
+}
+
+void CheckpointFolder::abandon(const std::string& tag) const noexcept {
+  try {
+    remove_folder(unfinished(tag), owner_);
+  } catch (const std::exception& e) {
+    log_warning("an unfinished checkpoint could not be removed: ", e.what());
+  }
+}
+
+std::string CheckpointFolder::latest() const {
+  std::error_code ignored;
+  if (!fs::exists(path_ / kLatest, ignored))
+    throw IoError("checkpoint.load", "there is no checkpoint to go on from (", (path_ / kLatest).string(),
+                  " is missing; name the folder that was saved into, or a tag in it)");
+  std::string tag = read_text(path_ / kLatest, kMostLatestBytes, owner_);
+  while (!tag.empty() && (tag.back() == '\n' || tag.back() == '\r' || tag.back() == ' ')) tag.pop_back();
+  if (!is_plain_name(tag))
+    throw IoError("checkpoint.load", "the file names no checkpoint (", (path_ / kLatest).string(), "; name a tag)");
+  return tag;
+}
+
+std::vector<std::string> CheckpointFolder::tags() const {
+  std::vector<std::pair<fs::file_time_type, std::string>> found;
+  for (const std::string& name : list_folder(path_, owner_)) {
+    std::error_code error;
+    const auto when = fs::last_write_time(path_ / name / Manifest::kFile, error);
+    if (is_plain_name(name) && !error) found.emplace_back(when, name);
+  }
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
+    return std::tuple(a.first, a.second.size(), a.second) < std::tuple(b.first, b.second.size(), b.second);
+  });
+  std::vector<std::string> tags;
+  for (auto& [when, name] : found) tags.push_back(std::move(name));
+  return tags;
+}
+
+}  // namespace ballast::ckpt

@@ -1,0 +1,123 @@
+#include "ballast/checkpoint/checkpoint_reader.h"
+
+#include <algorithm>
+#include <cstring>
+#include <system_error>
+
+#include "ballast/base/error.h"
+#include "ballast/checkpoint/element_type.h"
+#include "ballast/checkpoint/system.h"
+
+namespace ballast::ckpt {
+namespace {
+
+constexpr std::size_t kMostOpen = 8;
+
+std::filesystem::path find(const CheckpointFolder& folder, const std::string& tag) {
+  const std::string name = tag.empty() ? folder.latest() : tag;
+  if (!is_plain_name(name))
+    throw IoError("checkpoint.load", "not a tag (", name, "; the name of a folder in ", folder.path().string(), ")");
+  const std::filesystem::path path = folder.of(name);
+  std::error_code ignored;
+  if (!std::filesystem::exists(path / Manifest::kFile, ignored)) {
+    std::string known;
+    for (const std::string& other : folder.tags()) known.append(known.empty() ? "" : ", ").append(other);
+    throw IoError("checkpoint.load", "there is no such checkpoint (", (path / Manifest::kFile).string(),
+                  " is missing; there are: ", known.empty() ? "none" : known, ")");
+  }
+  return path;
+}
+
+}  // namespace
+
+CheckpointReader::CheckpointReader(const CheckpointFolder& folder, const std::string& tag, Owner owner)
+    : path_(find(folder, tag)), owner_(owner) {
+  const std::filesystem::path file = path_ / Manifest::kFile;
+  manifest_ = Manifest::from_text(read_text(file, Manifest::kMostBytes, owner), file.string());
+  for (const FileRecord& record : manifest_.files) files_[record.name] = &record;
+  const auto note = [this](const Piece& piece) { checksums_[piece.file][piece.tensor] = piece.checksum; };
+  for (const ParameterRecord& parameter : manifest_.parameters)
+    for (const auto& [key, pieces] : parameter.states) std::for_each(pieces.begin(), pieces.end(), note);
+  for (const BufferRecord& buffer : manifest_.buffers) std::for_each(buffer.pieces.begin(), buffer.pieces.end(), note);
+  for (const auto& generators : manifest_.rng)
+    for (const auto& [name, piece] : generators) note(piece);
+}
+
+SafetensorsReader& CheckpointReader::open(const std::string& name) {
+  const auto found = std::find_if(open_.begin(), open_.end(), [&](const auto& entry) { return entry.first == name; });
+  if (found != open_.end()) {
+    open_.splice(open_.begin(), open_, found);
+    return *open_.front().second;
+  }
+  auto reader = std::make_unique<SafetensorsReader>(path_ / name, owner_);
+  const FileRecord& record = *files_.at(name);
+  check_eq<IoError>("checkpoint.read", "the file has another length than was written", reader->bytes(), record.bytes,
+                    "bytes; ", reader->path().string(), rank_text(owner_), "; load another checkpoint");
+  std::vector<std::uint64_t> sums;
+  for (const TensorInfo& tensor : reader->header().tensors) {
+    const auto& known = checksums_[name];
+    const auto sum = known.find(tensor.name);
+    sums.push_back(sum == known.end() ? 0 : sum->second);
+  }
+  if (reader->checksum(sums) != record.checksum)
+    throw IoError("checkpoint.read", "the file's header is not what was written (", reader->path().string(),
+                  rank_text(owner_), "; load another checkpoint)");
+  if (open_.size() == kMostOpen) open_.pop_back();
+  open_.emplace_front(name, std::move(reader));
+  return *open_.front().second;
+}
+
+std::uint64_t CheckpointReader::stream(SafetensorsReader& file, const TensorInfo& tensor, const Sink& sink) {
+  Checksum sum;
+  const auto element = static_cast<std::int64_t>(c10::elementSize(tensor.dtype));
+  std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(tensor.end - tensor.begin, kBlock / 4)));
+  for (std::int64_t first = 0; first < tensor.numel;) {
+    const std::int64_t count = std::min(tensor.numel - first, kBlock / 4 / element);
+    const std::span<std::byte> part(buffer.data(), static_cast<std::size_t>(count * element));
+    file.read(tensor, first, part);
+    sum.add(part);
+    sink(first, part);
+    first += count;
+  }
+  bytes_read_ += tensor.end - tensor.begin;
+  return sum.value();
+}
+
+void CheckpointReader::expect(const SafetensorsReader& file, const TensorInfo& tensor, std::uint64_t got,
+                              std::uint64_t want) const {
+  if (got != want)
+    throw IoError("checkpoint.read", "the data is not what was written (", file.path().string(), ", tensor ",
+                  tensor.name, "; checksum got ", checksum_text(got), ", want ", checksum_text(want), rank_text(owner_),
+                  "; load another checkpoint)");
+}
+
+void CheckpointReader::read(const Pieces& pieces, c10::ScalarType dtype, std::int64_t begin, std::int64_t end,
+                            std::span<std::byte> to) {
+  const auto element = static_cast<std::int64_t>(c10::elementSize(dtype));
+  for (const Piece& piece : pieces) {
+    if (piece.end <= begin || piece.begin >= end) continue;
+    SafetensorsReader& file = open(piece.file);
+    const TensorInfo& tensor = file.find(piece.tensor);
+    if (tensor.dtype != dtype || tensor.numel != piece.end - piece.begin)
+      throw IoError("checkpoint.read", "file and manifest disagree about a tensor (", file.path().string(), ", ",
+                    piece.tensor, "; ", tensor.numel, " of ", name_of(tensor.dtype), ", want ", piece.end - piece.begin,
+                    " of ", name_of(dtype), rank_text(owner_), ")");
+    const std::uint64_t got = stream(file, tensor, [&](std::int64_t first, std::span<const std::byte> bytes) {
+      const std::int64_t at = piece.begin + first, count = static_cast<std::int64_t>(bytes.size()) / element;
+      const std::int64_t from = std::max(at, begin), until = std::min(at + count, end);
+      if (from < until)
+        std::memcpy(to.data() + (from - begin) * element, bytes.data() + (from - at) * element,
+                    static_cast<std::size_t>((until - from) * element));
+    });
+    expect(file, tensor, got, piece.checksum);
+  }
+}
+
+void CheckpointReader::verify(const FileRecord& record) {
+  SafetensorsReader& file = open(record.name);
+  for (const TensorInfo& tensor : file.header().tensors)
+    expect(file, tensor, stream(file, tensor, [](std::int64_t, std::span<const std::byte>) {}),
+           checksums_.at(record.name).at(tensor.name));
+}
+
+}  // namespace ballast::ckpt

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <optional>
+#include <string>
+
+namespace ballast::ckpt {
+
+/// Element types by the names of the safetensors format ("F32", "BF16"); nothing for one that it, or LibTorch, doesn't
+/// have.
+std::optional<c10::ScalarType> element_type(const std::string& name);
+/// UseError for a type that the format doesn't have (complex and quantized ones).
+const char* name_of(c10::ScalarType type);
+
+}  // namespace ballast::ckpt
