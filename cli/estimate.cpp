@@ -66,7 +66,7 @@ c10::DeviceType device_type(const RunFile& run) {
 std::vector<Placement> all_placements() {
   std::vector<Placement> all;
   for (int stage = 0; stage <= 3; ++stage)
-    for (const OffloadDevice params : {OffloadDevice::kNone, OffloadDevice::kCpu})
+    for (const OffloadDevice params : {OffloadDevice::kNone, OffloadDevice::kCpu, OffloadDevice::kNvme})
       for (const OffloadDevice states : {OffloadDevice::kNone, OffloadDevice::kCpu, OffloadDevice::kNvme})
         if (params == OffloadDevice::kNone || stage == 3) all.push_back({stage, params, states, nullptr, nullptr});
   return all;
@@ -85,6 +85,10 @@ RunFile placed(const RunFile& run, const Placement& placement) {
   zero.offload_param.device = placement.params;
   zero.offload_optimizer.device = placement.states;
   if (zero.offload_optimizer.nvme_path.empty()) zero.offload_optimizer.nvme_path = run.train.folder;
+  if (placement.params == OffloadDevice::kNvme && run.engine.zero.offload_param.device != OffloadDevice::kNvme) {
+    if (zero.offload_param.nvme_path.empty()) zero.offload_param.nvme_path = run.train.folder;
+    zero.offload_param.max_in_cpu = 0;  // small models would stay in host memory
+  }
   // Sums lie on the host only beside states that are not on the device.
   if (placement.states == OffloadDevice::kNone && gradient_device(zero) != OffloadDevice::kNone)
     zero.offload_gradients.device = GradientDevice::kAuto;

@@ -88,8 +88,8 @@ void add_param(Keys& keys) {
   keys.push_back(bind<Config>(
       {.path = offload + "device",
        .allowed = choice(kDevices),
-       .meaning = "Where parameter shards live: none, on the compute device; cpu, in host memory; nvme, on disk (not "
-                  "yet). Only at stage 3."},
+       .meaning = "Where parameter shards live: none, on the compute device; cpu, in host memory; nvme, on disk. "
+                  "Only at stage 3."},
       [](auto& c) -> auto& { return c.zero.offload_param.device; }));
   keys.push_back(old_form("cpu_offload_param", "offload_param", section));
   keys.push_back(bind<Config>(
@@ -106,12 +106,12 @@ void add_param(Keys& keys) {
   keys.push_back(bind<Config>(
       {.path = offload + "buffer_size",
        .allowed = integer(64),
-       .meaning = "nvme: greatest number of elements of one of these buffers."},
+       .meaning = "nvme: greatest number of elements of one of these buffers, each of which holds a unit's shard."},
       [](auto& c) -> auto& { return c.zero.offload_param.buffer_size; }));
   keys.push_back(bind<Config>(
       {.path = offload + "max_in_cpu",
        .allowed = integer(0),
-       .meaning = "nvme: greatest number of a rank's elements that stay in host memory instead."},
+       .meaning = "nvme: greatest number of a rank's elements that stay in host memory instead, the first units'."},
       [](auto& c) -> auto& { return c.zero.offload_param.max_in_cpu; }));
 }
 
@@ -120,7 +120,7 @@ void add_gradients(Keys& keys) {
   keys.push_back(bind<Config>(
       {.path = kZero + "offload_gradients.device",
        .allowed = choice(kGradientDevices),
-       .meaning = "Own key: where the window's sums of gradients lie; cpu and nvme (not yet) need offloaded optimizer "
+       .meaning = "Own key: where the window's sums of gradients lie; cpu and nvme need offloaded optimizer "
                   "states. auto: cpu where `offload_optimizer.device` is cpu or nvme, else none."},
       [](auto& c) -> auto& { return c.zero.offload_gradients.device; }));
   keys.push_back(nvme_path("offload_gradients", section));
@@ -131,8 +131,8 @@ Key<Config> sub_group_size() {
   Key<Config> key = bind<Config>(
       {.path = kZero + "sub_group_size",
        .allowed = integer(64),
-       .meaning = "Greatest number of elements of one chunk of an update or of disk I/O; a larger value means the "
-                  "default (DeepSpeed: 1e9)."},
+       .meaning = "Greatest number of elements of one chunk of an update, 4194304 at most where states lie on NVMe; a "
+                  "larger value means the default (DeepSpeed: 1e9)."},
       [](auto& c) -> auto& { return c.zero.sub_group_size; });
   key.read = [read = key.read](Config& config, const json& value, const std::string& path) {
     read(config, value, path);

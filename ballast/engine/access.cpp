@@ -166,8 +166,13 @@ void Engine::Impl::write_state(int parameter, const std::string& key, const at::
   const Range kept = optimizer->kept_range(unit);
   const Range part = intersect(kept, {slot.offset, slot.offset + slot.numel});
   if (part.empty()) return;
-  optimizer->write(unit, key, {part.begin - kept.begin, part.end - kept.begin},
-                   value.reshape({-1}).narrow(0, part.begin - slot.offset, part.size()));
+  const Range elements{part.begin - kept.begin, part.end - kept.begin};
+  const at::Tensor values = value.reshape({-1}).narrow(0, part.begin - slot.offset, part.size()).to(at::kFloat);
+  optimizer->write(unit, key, elements, values);
+  if (key.empty() && optimizer->masters_apart(unit))
+    params->with_owned(unit, ShardHome::Access::kChange, [&](const at::Tensor& owned) {
+      owned.narrow(0, elements.begin, elements.size()).copy_(values);
+    });
 }
 
 void Engine::set_full_parameter(const std::string& name, const at::Tensor& value) {

@@ -83,7 +83,7 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module_in, const Config& c
       [this](const Unit& unit, const at::Tensor& original) { optimizer->set_initial(unit, original); });
   for (const Unit& unit : layout.units) {
     if (!unit.trainable) continue;
-    optimizer->bind(unit.id, params->owned(unit.id));
+    rebind(unit.id);
     if (optimizer->masters_apart(unit.id)) params->watch_writes(unit.id);
   }
 
@@ -114,15 +114,14 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module_in, const Config& c
 
 // The sums of units whose update runs on the host.
 std::unique_ptr<HostSums> Engine::Impl::make_host_sums(const std::vector<Tier>& states_tier) {
-  if (!lane || !policies.grads.on_host) return nullptr;
+  if (!lane || policies.grads.tier == Tier::kDevice) return nullptr;
   std::vector<std::int64_t> sizes(layout.units.size(), 0);
   for (const Unit& unit : layout.units)
     if (unit.trainable && states_tier[static_cast<std::size_t>(unit.id)] != Tier::kDevice)
       sizes[static_cast<std::size_t>(unit.id)] = policies.grads.keep_whole_sum ? unit.padded : unit.shard;
-  HostSums::Options options;
+  HostSums::Options options = host_sums_options(policies);
+  options.rank = world.rank();
   for (const Unit& unit : layout.units) options.names.push_back(unit.name);
-  options.accumulate = policies.grads.accumulate;
-  options.pin_memory = policies.optimizer.pin_memory;
   // Enough for the host to queue the backward of the next units while the device is still at this one.
   constexpr std::int64_t kUnitsAhead = 3;
   options.in_flight =
@@ -265,7 +264,11 @@ void Engine::shutdown() {
   impl->hooks.reset();
   const bool healthy = !impl->failure && !impl->params->failure() && std::uncaught_exceptions() == 0;
   if (healthy) impl->params->restore();  // otherwise the store's end leaves what this rank has
-  if (healthy && impl->lane) impl->lane->run([&] { impl->optimizer->close(); });
+  if (healthy && impl->lane)
+    impl->lane->run([&] {
+      impl->optimizer->close();
+      impl->grads->close();
+    });
 }
 
 Engine::Impl& Engine::running() const {

@@ -21,6 +21,8 @@ class Rehearsal {
       : layout_(layout),
         policies_(make_policies(config, options.world)),
         states_tier_(place_states(layout, policies_.optimizer)),
+        shards_tier_(policies_.params.sharded ? place_shards(layout, policies_.params.shards)
+                                              : std::vector<Tier>(layout.units.size(), Tier::kDevice)),
         moments_(OptimizerStates::moments(config.optimizer)),
         options_(options),
         units_(layout.units.size()) {}
@@ -38,7 +40,7 @@ class Rehearsal {
   struct UnitBytes {
     Ledger::Entry params, optimizer, local, sum, gathered;  // optimizer: on the device
     bool wide = false;                                      // local is in the accumulation dtype
-    bool sum_stays = false;                                 // in host memory, from the start to the end
+    bool sum_stays = false;                                 // off the device, from the start to the end
     bool persistent = false;
     bool touched = false;  // since it was gathered
   };
@@ -54,10 +56,13 @@ class Rehearsal {
   // ParamStore and OptimizerStates.
   void build() {
     std::int64_t persistent_left = policies_.params.persistent_total;
+    build_shards_on_disk();
     for (const Unit& u : layout_.units) {
       UnitBytes& mine = bytes(u.id);
       const std::int64_t kept = policies_.params.sharded ? u.shard : u.padded;
-      mine.params = ledger_->track(MemoryKind::kParams, policies_.params.tier, kept * size_of(u.compute_dtype));
+      const Tier shard_tier = shards_tier_[static_cast<std::size_t>(u.id)];
+      if (shard_tier != Tier::kNvme)
+        mine.params = ledger_->track(MemoryKind::kParams, shard_tier, kept * size_of(u.compute_dtype));
       if (u.trainable) {
         const Tier tier = states_tier_[static_cast<std::size_t>(u.id)];
         const bool bound =
@@ -65,8 +70,9 @@ class Rehearsal {
         const std::int64_t states = policies_.optimizer.whole ? u.padded : u.shard;
         if (tier == Tier::kDevice)
           mine.optimizer = ledger_->track(MemoryKind::kOptimizer, tier, (moments_ + (bound ? 0 : 1)) * states * 4);
-        mine.sum_stays = tier != Tier::kDevice && policies_.grads.on_host;
-        if (mine.sum_stays) mine.sum = ledger_->track(MemoryKind::kGrads, Tier::kHost, kept_sum(u.id));
+        mine.sum_stays = tier != Tier::kDevice && policies_.grads.tier != Tier::kDevice;
+        if (mine.sum_stays && policies_.grads.tier == Tier::kHost)
+          mine.sum = ledger_->track(MemoryKind::kGrads, Tier::kHost, kept_sum(u.id));
       }
       mine.persistent =
           policies_.params.sharded && u.numel <= policies_.params.persistent_unit && u.numel <= persistent_left;
@@ -78,7 +84,24 @@ class Rehearsal {
     if (policies_.optimizer.tier != Tier::kDevice) build_off_device();
   }
 
-  // StateChunks, UploadRing and the slots of HostSums.
+  void keep(MemoryKind kind, Tier tier, std::int64_t bytes) {
+    off_device_.push_back(ledger_->track(kind, tier, bytes));
+  }
+  // SwapRing.
+  void build_ring(MemoryKind kind, const std::vector<std::int64_t>& extents, const tiers::SwapOptions& swap) {
+    const auto ring = tiers::SwapRing::bytes_of(extents, swap.buffers);
+    keep(kind, Tier::kNvme, ring.file);
+    keep(MemoryKind::kStaging, Tier::kHost, ring.buffers);
+  }
+  // ShardHome.
+  void build_shards_on_disk() {
+    std::vector<std::int64_t> extents;
+    for (const Unit& u : layout_.units)
+      if (shards_tier_[static_cast<std::size_t>(u.id)] == Tier::kNvme)
+        extents.push_back(u.shard * size_of(u.compute_dtype));
+    if (!extents.empty()) build_ring(MemoryKind::kParams, extents, policies_.params.shards.swap);
+  }
+  // StateChunks, UploadRing and the slots and pieces of HostSums.
   void build_off_device() {
     std::vector<std::int64_t> sizes;  // floats by chunk
     std::int64_t longest_copy = 0;
@@ -86,13 +109,8 @@ class Rehearsal {
       sizes.push_back((1 + moments_) * chunk.range.size());
       longest_copy = std::max(longest_copy, chunk.range.size() * size_of(unit(chunk.unit).compute_dtype));
     }
-    const auto keep = [&](MemoryKind kind, Tier tier, std::int64_t bytes) {
-      off_device_.push_back(ledger_->track(kind, tier, bytes));
-    };
     if (policies_.optimizer.tier == Tier::kNvme) {
-      const DiskChunkBytes disk = disk_chunk_bytes(sizes, policies_.optimizer.ring);
-      keep(MemoryKind::kOptimizer, Tier::kNvme, disk.file);
-      keep(MemoryKind::kStaging, Tier::kHost, disk.ring);
+      build_ring(MemoryKind::kOptimizer, StateChunks::extents(sizes), policies_.optimizer.swap);
     } else {
       keep(MemoryKind::kOptimizer, Tier::kHost, 4 * std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0}));
     }
@@ -100,7 +118,12 @@ class Rehearsal {
     std::vector<std::int64_t> sums;
     for (const Unit& u : layout_.units)
       if (bytes(u.id).sum_stays) sums.push_back(kept_sum(u.id) / size_of(policies_.grads.accumulate));
-    keep(MemoryKind::kStaging, Tier::kHost, HostSums::staging_bytes(sums, options_.device, {}));
+    const HostSums::Options sums_options = host_sums_options(policies_);
+    keep(MemoryKind::kStaging, Tier::kHost, HostSums::staging_bytes(sums, options_.device, sums_options));
+    if (sums_options.swap && !sums.empty())
+      build_ring(MemoryKind::kGrads,
+                 HostSums::extents(sums, policies_.grads.keep_whole_sum ? options_.world : 1, sums_options),
+                 *sums_options.swap);
   }
 
   std::int64_t kept_sum(int id) const {
@@ -179,7 +202,8 @@ class Rehearsal {
     mine.wide = contributions_ > 0;
   }
   void land(int id) {
-    if (bytes(id).sum.bytes() == 0) bytes(id).sum = ledger_->track(MemoryKind::kGrads, Tier::kDevice, kept_sum(id));
+    if (!bytes(id).sum_stays && bytes(id).sum.bytes() == 0)
+      bytes(id).sum = ledger_->track(MemoryKind::kGrads, Tier::kDevice, kept_sum(id));
   }
   void land_oldest() {
     in_flight_elements_ -= unit(flights_.front().unit).padded;
@@ -245,7 +269,7 @@ class Rehearsal {
 
   const Layout& layout_;
   Policies policies_;
-  std::vector<Tier> states_tier_;
+  std::vector<Tier> states_tier_, shards_tier_;  // by unit
   int moments_;
   MemoryPlanOptions options_;
   std::shared_ptr<Ledger> ledger_ = Ledger::create();

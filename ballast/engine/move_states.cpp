@@ -46,7 +46,8 @@ void Engine::reload_states() {
 }
 
 void Engine::Impl::rebind(int unit) {
-  if (layout.units[static_cast<std::size_t>(unit)].trainable) optimizer->bind(unit, params->owned(unit));
+  if (layout.units[static_cast<std::size_t>(unit)].trainable && !optimizer->masters_apart(unit))
+    optimizer->bind_masters(unit, params->owned(unit));
 }
 
 }  // namespace ballast

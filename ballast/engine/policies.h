@@ -1,6 +1,7 @@
 #pragma once
 
 #include "ballast/config/config.h"
+#include "ballast/grads/host_sums.h"
 #include "ballast/grads/policy.h"
 #include "ballast/optim/optimizer_states.h"
 #include "ballast/params/param_store.h"
@@ -16,5 +17,8 @@ struct Policies {
 };
 
 Policies make_policies(const Config& config, int world);
+
+/// How sums off the device are kept, but for names and ranks.
+HostSums::Options host_sums_options(const Policies& policies);
 
 }  // namespace ballast

@@ -123,13 +123,16 @@ void Engine::Impl::update(int unit, const UpdateStep& step) {
   std::function<void()> later;
   {
     const auto timer = progress.time(ProgressLog::kUpdate);
-    auto update = optimizer->prepare(unit, grads->landing(unit), step);
+    auto run = [this, update = optimizer->prepare(unit, grads->landing(unit), step)] {
+      const auto access = update.all ? ShardHome::Access::kReplace : ShardHome::Access::kChange;
+      params->with_owned(update.unit, access, [&](const at::Tensor& owned) { optimizer->run(update, owned); });
+    };
     if (optimizer->on_device(unit)) {
       const tiers::DeviceSpan work(trace::Lane::kCompute, "update", layout.units[static_cast<std::size_t>(unit)].name,
                                    world.device());
-      optimizer->run(update);
+      run();
     } else {
-      later = [this, update = std::move(update)] { optimizer->run(update); };
+      later = std::move(run);
     }
     grads->release(unit);
   }

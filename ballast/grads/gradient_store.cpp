@@ -89,10 +89,7 @@ at::Tensor GradientStore::landed(int unit) {
   return on_host(unit) ? host_->landed(unit) : at(unit).sum;
 }
 
-at::Tensor GradientStore::landing(int unit) {
-  if (!has_landed(unit)) return {};
-  return on_host(unit) ? host_->memory(unit) : at(unit).sum;
-}
+LandedSum GradientStore::landing(int unit) { return on_host(unit) ? LandedSum(*host_, unit) : LandedSum(at(unit).sum); }
 
 void GradientStore::add_squares(int unit, SquareSums& squares) {
   const int first_rank = policy_.keep_whole_sum ? 0 : rank_;
@@ -115,20 +112,17 @@ void GradientStore::overwrite(int parameter, const at::Tensor& sum) {
   UnitGrads& mine = at(place.unit);
   if (mine.local.defined()) mine.local.narrow(0, slot.offset, slot.numel).zero_();
   const Range range = landed_range(place.unit);
-  if (!mine.landed) {
-    if (on_host(place.unit)) {
-      host_->landed(place.unit).zero_();
-    } else {
-      set_sum(mine, at::zeros({range.size()}, at::TensorOptions(policy_.accumulate).device(sum.device())));
-    }
-    mine.landed = true;
-  }
   const Range part = intersect(range, {slot.offset, slot.offset + slot.numel});
-  if (!part.empty())
-    landed(place.unit)
-        .narrow(0, part.begin - range.begin, part.size())
-        .copy_(sum.reshape({-1}).narrow(0, part.begin - slot.offset, part.size()));
-  if (on_host(place.unit)) host_->written(place.unit);
+  const Range local = part.empty() ? Range{0, 0} : Range{part.begin - range.begin, part.end - range.begin};
+  const at::Tensor values = sum.reshape({-1}).narrow(0, part.empty() ? 0 : part.begin - slot.offset, local.size());
+  if (on_host(place.unit)) {
+    host_->write(place.unit, local, values, /*first=*/!mine.landed);
+  } else {
+    if (!mine.landed)
+      set_sum(mine, at::zeros({range.size()}, at::TensorOptions(policy_.accumulate).device(sum.device())));
+    mine.sum.narrow(0, local.begin, local.size()).copy_(values);
+  }
+  mine.landed = true;
   active_[static_cast<std::size_t>(parameter)] = true;
 }
 

@@ -42,10 +42,10 @@ class GradientStore {
   /// keep_whole_sum, else [shard].
   void land(int unit, at::Tensor sum);
   bool has_landed(int unit) const { return at(unit).landed; }
-  /// The sum, on its tier, complete. Undefined where nothing has landed in this window.
+  /// The sum, complete, on the device or the host. Undefined where nothing has landed in this window.
   at::Tensor landed(int unit);
-  /// The sum as jobs of the host lane will find it, without waiting for what is under way; else as landed().
-  at::Tensor landing(int unit);
+  /// The sum for its update. It has landed; what is under way comes first.
+  LandedSum landing(int unit);
   bool on_host(int unit) const { return host_ && host_->keeps(unit); }
   /// Adds the squares of landed(unit) to the ranks whose shards it holds.
   void add_squares(int unit, SquareSums& squares);
@@ -63,6 +63,10 @@ class GradientStore {
   void release(int unit);
   /// Drops the whole window.
   void clear();
+  /// Ends what the host lane's thread drives, on that thread.
+  void close() {
+    if (host_) host_->close();
+  }
 
  private:
   struct UnitGrads {

@@ -6,6 +6,9 @@
 #include <cstdint>
 #include <optional>
 
+#include "ballast/base/ledger.h"
+#include "ballast/tiers/swap_ring.h"
+
 namespace ballast {
 
 /// How a stage and a configuration treat gradients: everything in which they differ here.
@@ -16,7 +19,8 @@ struct GradPolicy {
   bool overlap = true;                       // launch a unit's reduction as soon as its gradients are complete
   std::int64_t max_in_flight = 0;            // elements being reduced at once; one unit may exceed it
   c10::ScalarType accumulate = c10::kFloat;  // where more than one contribution is added up
-  bool on_host = false;                      // sums of units whose update runs on the host rest in host memory
+  Tier tier = Tier::kDevice;                 // where sums rest of units whose update runs on the host
+  tiers::SwapOptions swap{};                 // of Tier::kNvme
   std::optional<c10::ScalarType> communicate;  // across ranks; unset: the unit's compute dtype
 };
 

@@ -89,12 +89,8 @@ void OptimizerStates::make_chunks(const std::vector<StateChunk>& chunks) {
   }
   // On the lane, as all later use: a disk queue belongs to the thread that drives it.
   lane_->run([&] {
-    if (policy_.tier == Tier::kNvme) {
-      folder_.emplace(policy_.nvme_path, rank_);
-      chunks_ = make_disk_chunks(sizes, folder_->path() / "optimizer.swap", policy_.disk, policy_.ring, rank_, ledger_);
-    } else {
-      chunks_ = make_host_chunks(sizes, ledger_);
-    }
+    chunks_ = policy_.tier == Tier::kNvme ? std::make_unique<StateChunks>(sizes, policy_.swap, rank_, ledger_)
+                                          : std::make_unique<StateChunks>(sizes, ledger_);
   });
   uploads_.emplace(longest_copy, policy_.pin_memory, device_, ledger_);
 }
@@ -112,7 +108,7 @@ void OptimizerStates::for_chunks(int unit, bool changed, const std::function<voi
     float* floats = chunks_->open(c);
     // The ring's other buffers, but one for the chunk that is being written. After the last chunk come the first: the
     // next step begins with them.
-    for (int ahead = 1; ahead <= policy_.ring.buffers - 2 && ahead < all; ++ahead) chunks_->expect((c + ahead) % all);
+    for (int ahead = 1; ahead <= policy_.swap.buffers - 2 && ahead < all; ++ahead) chunks_->expect((c + ahead) % all);
     body(floats, range.size(), range);
     chunks_->close(c, changed);
   }
@@ -149,24 +145,19 @@ void OptimizerStates::move(c10::Device to, Tier tier) {
   }
 }
 
-void OptimizerStates::bind(int unit, const at::Tensor& owned) {
-  UnitStates& mine = at(unit);
-  mine.bound = owned;
-  if (mine.master_is_bound) mine.master = owned;
-}
-
 const OptimizerHyper& OptimizerStates::hyper(int group) const {
   return group == 0 ? config_.hyper : config_.groups[static_cast<std::size_t>(group - 1)].hyper;
 }
 
 // Neighbouring parameters with equal values share a segment, the padding between them included: its gradient and
 // moments are zero, and no rule makes anything but zero of that.
-OptimizerStates::Update OptimizerStates::prepare(int unit, at::Tensor sum, const UpdateStep& step) {
-  Update update{unit, std::move(sum), {}, step.lr, step.grad_factor};
+OptimizerStates::Update OptimizerStates::prepare(int unit, LandedSum sum, const UpdateStep& step) {
+  Update update{unit, std::move(sum), {}, step.lr, step.grad_factor, true};
   std::vector<Segment>& segments = update.segments;
   const Range kept = kept_range(unit);
   for (const Slot& slot : layout_.units[static_cast<std::size_t>(unit)].slots) {
     const auto p = static_cast<std::size_t>(slot.parameter);
+    update.all = update.all && step.active[p];
     if (!step.active[p]) continue;
     const std::int64_t count = ++steps_[p];
     const bool fresh = fresh_[p];
@@ -239,7 +230,6 @@ void OptimizerStates::write(int unit, const std::string& key, Range elements, co
       });
     });
   }
-  if (array == 0 && !mine.master_is_bound) mine.bound.narrow(0, elements.begin, elements.size()).copy_(fp32);
 }
 
 }  // namespace ballast

@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -12,11 +11,11 @@
 
 #include "ballast/base/ledger.h"
 #include "ballast/config/config.h"
+#include "ballast/grads/host_sums.h"
 #include "ballast/layout/layout.h"
 #include "ballast/optim/state_chunks.h"
 #include "ballast/optim/upload_ring.h"
 #include "ballast/tiers/host_lane.h"
-#include "ballast/tiers/run_folder.h"
 
 namespace ballast {
 
@@ -28,9 +27,7 @@ struct OptimizerPolicy {
   bool masters_apart = false;                  // also of fp32 parameters: they don't rest on the device
   bool pin_memory = false;                     // buffers that are copied to a device
   std::int64_t chunk = std::int64_t{4} << 20;  // elements of a chunk off the device at most; a multiple of kShardAlign
-  std::filesystem::path nvme_path;             // folder of the swap file, of Tier::kNvme
-  tiers::DiskOptions disk;
-  ChunkRing ring;
+  tiers::SwapOptions swap;                     // of Tier::kNvme
 };
 
 /// Where each unit's optimizer states lie, and with them its update: the device for the units that the next forward
@@ -69,12 +66,10 @@ class OptimizerStates {
 
   /// Takes the unit's initial values ([padded], any dtype), before they are rounded to the compute dtype.
   void set_initial(const Unit& unit, const at::Tensor& original);
-  /// The unit's compute-dtype parameters that updates write ([kept_range]). Where they are fp32 and on the states'
-  /// tier, they are the master weights themselves.
-  void bind(int unit, const at::Tensor& owned);
-
-  /// The masters are apart from the bound parameters: a write to these alone would be lost.
+  /// The masters are apart from the parameters: a write to these alone would be lost. Else the parameters, fp32 and on
+  /// the device like the states, are the master weights themselves: bind_masters() wants them ([kept_range]).
   bool masters_apart(int unit) const { return !at(unit).master_is_bound; }
+  void bind_masters(int unit, at::Tensor parameters) { at(unit).master = std::move(parameters); }
   bool on_device(int unit) const { return at(unit).tier == Tier::kDevice; }
 
   /// A run of elements (of the kept range) that one call updates: same group, same step count, buffers alike.
@@ -87,15 +82,17 @@ class OptimizerStates {
   /// One unit's update: a value, so that it may run later than the step() that decided on it.
   struct Update {
     int unit;
-    at::Tensor sum;  // [kept_range], on the device, or on the host where the states are off the device
+    LandedSum sum;  // [kept_range]
     std::vector<Segment> segments;
     std::vector<double> lr;
     double grad_factor;
+    bool all;  // no parameter of the unit is skipped
   };
   /// Counts a step for each active parameter. sum: not needed after run().
-  Update prepare(int unit, at::Tensor sum, const UpdateStep& step);
-  /// Updates masters, moments and the bound parameters. Off the device: on the host lane's thread.
-  void run(const Update& update);
+  Update prepare(int unit, LandedSum sum, const UpdateStep& step);
+  /// Updates masters, moments and `parameters`: the unit's, in the compute dtype [kept_range]. Off the device: on the
+  /// host lane's thread.
+  void run(const Update& update, const at::Tensor& parameters);
   /// Takes the states that lie on the device to host memory or back, bit for bit. Masters that are the parameters
   /// themselves go with these. Nothing else may be called in between. tier: which of the two `to` is.
   void move(c10::Device to, Tier tier);
@@ -111,8 +108,7 @@ class OptimizerStates {
   /// fp32 [kept_range], on the device or the host; key "" (master weights) or one of keys(). UseError for another key.
   /// Waits for updates under way. Off the device it is a copy.
   at::Tensor read(int unit, const std::string& key);
-  /// Replaces elements of the kept range: values fp32 [elements.size()]. Master weights are rounded into the bound
-  /// parameters too.
+  /// Replaces elements of the kept range: values [elements.size()], taken as fp32.
   void write(int unit, const std::string& key, Range elements, const at::Tensor& values);
   /// The parameter's moments were written: SGD's next update builds on its buffer instead of starting it with the
   /// gradient, as torch.optim does where a buffer is there.
@@ -129,7 +125,6 @@ class OptimizerStates {
  private:
   struct UnitStates {
     Tier tier = Tier::kDevice;
-    at::Tensor bound;
     bool master_is_bound = false;
     at::Tensor master, first, second;  // on the device
     int first_chunk = 0, chunks = 0;   // off it
@@ -152,8 +147,8 @@ class OptimizerStates {
   void for_chunks(int unit, bool changed, const std::function<void(float*, std::int64_t, Range)>& body);
   const OptimizerHyper& hyper(int group) const;
   void run_on_host(const Update& update, const Segment& segment, const Pass& pass);
-  void run_on_device(const Update& update, const Segment& segment);
-  void run_chunk(const Update& update, Range range, float* master);
+  void run_on_device(const Update& update, const Segment& segment, at::Tensor grad);
+  void run_chunk(const Update& update, Range range, float* master, const at::Tensor& parameters);
 
   const Layout& layout_;
   OptimizerConfig config_;
@@ -163,10 +158,9 @@ class OptimizerStates {
   tiers::HostLane* lane_;
   std::shared_ptr<Ledger> ledger_;
   std::vector<UnitStates> units_;
-  std::vector<std::int64_t> steps_;         // by parameter: updates so far
-  std::vector<bool> fresh_;                 // by parameter: nothing has been put into its moments yet
-  std::vector<Range> chunk_ranges_;         // by chunk: elements of its unit's kept range
-  std::optional<tiers::RunFolder> folder_;  // of the swap file
+  std::vector<std::int64_t> steps_;  // by parameter: updates so far
+  std::vector<bool> fresh_;          // by parameter: nothing has been put into its moments yet
+  std::vector<Range> chunk_ranges_;  // by chunk: elements of its unit's kept range
   std::unique_ptr<StateChunks> chunks_;
   std::optional<UploadRing> uploads_;
 };

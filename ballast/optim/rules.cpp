@@ -18,40 +18,44 @@ float* data_or_null(const at::Tensor& tensor) { return tensor.defined() ? tensor
 
 }  // namespace
 
-void OptimizerStates::run(const Update& update) {
+void OptimizerStates::run(const Update& update, const at::Tensor& parameters) {
   UnitStates& mine = at(update.unit);
   if (mine.tier != Tier::kDevice) {
-    for_chunks(update.unit, true, [&](float* master, std::int64_t, Range range) { run_chunk(update, range, master); });
+    for_chunks(update.unit, true,
+               [&](float* master, std::int64_t, Range range) { run_chunk(update, range, master, parameters); });
     return;
   }
-  for (const Segment& segment : update.segments) {
-    if (!device_.is_cpu()) {
-      run_on_device(update, segment);
-      continue;
-    }
-    const at::Tensor master = part_of(mine.master, segment.range), first = part_of(mine.first, segment.range),
-                     second = part_of(mine.second, segment.range);
-    run_on_host(update, segment,
-                {data_or_null(master), data_or_null(first), data_or_null(second), part_of(update.sum, segment.range),
-                 mine.master_is_bound ? at::Tensor() : part_of(mine.bound, segment.range), segment.range.size()});
-  }
+  for (const Segment& segment : update.segments)
+    update.sum.read(segment.range, [&](const at::Tensor& grad) {
+      const at::Tensor out = mine.master_is_bound ? at::Tensor() : part_of(parameters, segment.range);
+      if (!device_.is_cpu()) {
+        run_on_device(update, segment, grad);
+        if (out.defined()) out.copy_(part_of(mine.master, segment.range));
+        return;
+      }
+      const at::Tensor master = part_of(mine.master, segment.range), first = part_of(mine.first, segment.range),
+                       second = part_of(mine.second, segment.range);
+      run_on_host(update, segment,
+                  {data_or_null(master), data_or_null(first), data_or_null(second), grad, out, segment.range.size()});
+    });
 }
 
 // The kernels write the rounded copy where the parameters are, or next to it where they are across a bus.
-void OptimizerStates::run_chunk(const Update& update, Range range, float* master) {
+void OptimizerStates::run_chunk(const Update& update, Range range, float* master, const at::Tensor& parameters) {
   const int moments = OptimizerStates::moments(config_);
   const std::string& name = layout_.units[static_cast<std::size_t>(update.unit)].name;
   for (const Segment& segment : update.segments) {
     const Range part = intersect(segment.range, range);
     if (part.empty()) continue;
     float* weights = master + (part.begin - range.begin);
-    const at::Tensor to = part_of(at(update.unit).bound, part);
+    const at::Tensor to = part_of(parameters, part);
     const at::Tensor staged = uploads_->stage(to, name);
-    const trace::Span work(trace::Lane::kHostUpdate, "update", name);
-    run_on_host(
-        update, segment,
-        {weights, moments > 0 ? weights + range.size() : nullptr, moments > 1 ? weights + 2 * range.size() : nullptr,
-         part_of(update.sum, part).cpu(), staged, part.size()});
+    update.sum.read(part, [&](const at::Tensor& grad) {
+      const trace::Span work(trace::Lane::kHostUpdate, "update", name);
+      run_on_host(update, segment,
+                  {weights, moments > 0 ? weights + range.size() : nullptr,
+                   moments > 1 ? weights + 2 * range.size() : nullptr, grad.cpu(), staged, part.size()});
+    });
     uploads_->send(staged, to, name);
   }
 }
@@ -88,12 +92,12 @@ void OptimizerStates::run_on_host(const Update& update, const Segment& segment, 
   }
 }
 
-void OptimizerStates::run_on_device(const Update& update, const Segment& segment) {
+void OptimizerStates::run_on_device(const Update& update, const Segment& segment, at::Tensor grad) {
   UnitStates& unit = at(update.unit);
   const at::Tensor master = part_of(unit.master, segment.range);
   const at::Tensor first = part_of(unit.first, segment.range);
   const at::Tensor second = part_of(unit.second, segment.range);
-  at::Tensor grad = part_of(update.sum, segment.range).to(at::kFloat);
+  grad = grad.to(at::kFloat);
   if (update.grad_factor != 1) grad.mul_(update.grad_factor);  // the sum is not needed afterwards
 
   const OptimizerHyper& h = hyper(segment.group);
@@ -132,7 +136,6 @@ void OptimizerStates::run_on_device(const Update& update, const Segment& segment
       break;
     }
   }
-  if (!unit.master_is_bound) part_of(unit.bound, segment.range).copy_(master);
 }
 
 }  // namespace ballast

@@ -21,18 +21,13 @@ ParamStore::ParamStore(const Layout& layout, const ParamPolicy& policy, std::vec
       lane_(lane),
       units_(layout.units.size()) {
   const at::NoGradGuard no_grad;
-  if (policy_.sharded)
-    residency_ = std::make_unique<Residency>(layout_, rounds, gather_, device, ledger_, policy_.limits);
+  if (policy_.sharded) {
+    shards_ = std::make_unique<ShardHome>(layout_, policy_.shards, gather_->rank(), device, ledger_);
+    residency_ = std::make_unique<Residency>(layout_, *shards_, rounds, gather_, device, ledger_, policy_.limits);
+  }
   if (!policy_.sharded && lane_ != nullptr) gate_ = std::make_unique<UpdateGate>(layout_);
-  if (policy_.tier != Tier::kDevice) plan_host_memory(device);
   std::int64_t persistent_left = policy_.persistent_total;
   for (const Unit& unit : layout_.units) take_over(unit, device, original, persistent_left);
-}
-
-void ParamStore::plan_host_memory(c10::Device device) {
-  std::int64_t bytes = 0;
-  for (const Unit& unit : layout_.units) bytes += tiers::HostArena::bytes_of(unit.shard, unit.compute_dtype);
-  host_.emplace(bytes, policy_.pin_memory, device);
 }
 
 void ParamStore::take_over(const Unit& unit, c10::Device device, const OriginalSink& original,
@@ -55,12 +50,10 @@ void ParamStore::take_over(const Unit& unit, c10::Device device, const OriginalS
     if (gate_ && unit.trainable) gate_->adopt(unit.id, mine.full, &mine.watch, gather_->rank());
     return;
   }
-  const at::Tensor shard = mine.full.narrow(0, unit.shard_of(gather_->rank()).begin, unit.shard);
-  mine.owned = host_ ? host_->allocate(unit.shard, unit.compute_dtype).copy_(shard) : shard.clone();
-  mine.bytes = ledger_->track(MemoryKind::kParams, policy_.tier, unit.shard * element);
+  shards_->set_initial(unit.id, mine.full.narrow(0, unit.shard_of(gather_->rank()).begin, unit.shard));
   const bool persistent = unit.numel <= policy_.persistent_unit && unit.numel <= persistent_left;
   if (persistent) persistent_left -= unit.numel;
-  residency_->adopt(unit.id, mine.full, mine.owned, members(unit), persistent);
+  residency_->adopt(unit.id, mine.full, members(unit), persistent);
 }
 
 // A second tensor over the same memory: the module's storage is unmapped while an update writes here.
@@ -75,7 +68,7 @@ void ParamStore::alias_whole(int unit) {
 void ParamStore::take_away(const std::function<void(int unit)>& rebind) {
   finish_publish();
   if (policy_.sharded) {
-    if (policy_.tier == Tier::kDevice) move_shards(c10::kCPU, Tier::kHost, rebind);
+    if (policy_.shards.tier == Tier::kDevice) move_shards(c10::kCPU, Tier::kHost, rebind);
     return;
   }
   if (!gate_) gate_ = std::make_unique<UpdateGate>(layout_);
@@ -97,17 +90,15 @@ void ParamStore::take_away(const std::function<void(int unit)>& rebind) {
 }
 
 void ParamStore::bring_back(const std::function<void(int unit)>& rebind) {
-  if (policy_.sharded && policy_.tier == Tier::kDevice) move_shards(full(0).device(), Tier::kDevice, rebind);
+  if (policy_.sharded && policy_.shards.tier == Tier::kDevice) move_shards(full(0).device(), Tier::kDevice, rebind);
   finish_publish();
 }
 
 void ParamStore::move_shards(c10::Device to, Tier tier, const std::function<void(int unit)>& rebind) {
   const at::NoGradGuard no_grad;
+  shards_->move(to, tier);
   for (const Unit& unit : layout_.units) {
-    UnitParams& mine = units_[static_cast<std::size_t>(unit.id)];
-    mine.owned = mine.owned.to(to);
-    mine.bytes = ledger_->track(MemoryKind::kParams, tier, mine.bytes.bytes());
-    residency_->move_shard(unit.id, mine.owned, /*regather=*/tier == Tier::kDevice);
+    residency_->shard_moved(unit.id, /*regather=*/tier == Tier::kDevice);
     rebind(unit.id);
   }
 }
@@ -121,6 +112,18 @@ std::vector<std::vector<at::Tensor>> ParamStore::members(const Unit& unit) const
 Range ParamStore::owned_range(int unit) const {
   const Unit& u = layout_.units[static_cast<std::size_t>(unit)];
   return policy_.updates_whole ? Range{0, u.padded} : u.shard_of(gather_->rank());
+}
+
+const at::Tensor& ParamStore::owned(int unit) const {
+  return shards_ ? shards_->resting(unit) : units_[static_cast<std::size_t>(unit)].owned;
+}
+
+void ParamStore::with_owned(int unit, ShardHome::Access access, const std::function<void(const at::Tensor&)>& body) {
+  if (!shards_) return body(owned(unit));
+  shards_->lend(unit, access, [&](const at::Tensor& shard) -> tiers::DeviceEvent {
+    body(shard);
+    return {};
+  });
 }
 
 void ParamStore::publish(int unit, const std::vector<bool>& updated, std::function<void()> update) {
@@ -164,7 +167,7 @@ void ParamStore::publish_on_lane(int unit, bool travels, std::function<void()> u
   const auto published = std::make_shared<tiers::DeviceEvent>();
   auto job = [this, unit, travels, old_values_read, published, update = std::move(update)] {
     // A copy to the device reads a shard on the host, where nothing but waiting holds this thread's writes back.
-    if (policy_.tier == Tier::kHost) old_values_read.synchronize();
+    if (shards_ && shards_->tier(unit) == Tier::kHost) old_values_read.synchronize();
     lane_->stream().wait_for(old_values_read);
     if (update) update();
     if (travels) {
@@ -189,6 +192,7 @@ void ParamStore::finish_publish() {
   publishing_.clear();
   publishing_elements_ = 0;
   for (const Unit& unit : layout_.units) settle(unit.id);
+  if (shards_) shards_->finish();
 }
 
 void ParamStore::finish_launching() {
@@ -228,9 +232,9 @@ void ParamStore::adopt(int parameter) {
     const Range range = owned_range(unit.id);
     const Range part = intersect(range, {unit.slots[slot].offset, unit.slots[slot].offset + unit.slots[slot].numel});
     if (!part.empty())
-      owned(unit.id)
-          .narrow(0, part.begin - range.begin, part.size())
-          .copy_(full(unit.id).narrow(0, part.begin, part.size()));
+      with_owned(unit.id, ShardHome::Access::kChange, [&](const at::Tensor& shard) {
+        shard.narrow(0, part.begin - range.begin, part.size()).copy_(full(unit.id).narrow(0, part.begin, part.size()));
+      });
   }
   new_version(unit, slot);
 }
@@ -273,6 +277,8 @@ void ParamStore::refuse_changed_module() const {
 }
 
 std::exception_ptr ParamStore::failure() const {
+  if (shards_)
+    if (std::exception_ptr of_disk = shards_->failure()) return of_disk;
   return residency_ ? residency_->failure() : gate_ ? gate_->failure() : nullptr;
 }
 
@@ -282,7 +288,7 @@ void ParamStore::rethrow_failure() const {
 
 void ParamStore::restore() {
   finish_publish();
-  if (host_ && !units_.empty() && !full(0).device().is_cpu()) {
+  if (policy_.shards.tier != Tier::kDevice && !units_.empty() && !full(0).device().is_cpu()) {
     give_back_on_host();
     residency_.reset();
   }

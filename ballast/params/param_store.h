@@ -13,10 +13,10 @@
 #include "ballast/comm/communicator.h"
 #include "ballast/layout/layout.h"
 #include "ballast/params/residency.h"
+#include "ballast/params/shard_home.h"
 #include "ballast/params/update_gate.h"
 #include "ballast/params/write_watch.h"
 #include "ballast/tiers/device_span.h"
-#include "ballast/tiers/host_arena.h"
 
 namespace ballast {
 
@@ -24,8 +24,7 @@ namespace ballast {
 struct ParamPolicy {
   bool updates_whole = false;  // stage 0: every rank updates all of a unit, nothing is gathered afterwards
   bool sharded = false;        // stage 3: a rank keeps its shard, the rest faults in
-  Tier tier = Tier::kDevice;   // where shards rest
-  bool pin_memory = false;     // of shards on the host, next to a device
+  ShardPolicy shards;
   ResidencyLimits limits;
   std::int64_t persistent_unit = 0;    // units of at most this many elements stay gathered ...
   std::int64_t persistent_total = 0;   // ... until these are used up
@@ -51,19 +50,21 @@ class ParamStore {
   ParamStore& operator=(const ParamStore&) = delete;
 
   /// What this rank's update of the unit writes: compute dtype, [padded] at stage 0, else [shard].
-  const at::Tensor& owned(int unit) const { return units_[static_cast<std::size_t>(unit)].owned; }
   Range owned_range(int unit) const;
+  /// body(these values), kReplace: undefined before. Throws IoError where they lie on disk.
+  void with_owned(int unit, ShardHome::Access access, const std::function<void(const at::Tensor&)>& body);
+  /// The same where they rest in memory that stays theirs.
+  const at::Tensor& owned(int unit) const;
 
-  /// owned(unit) gets new values: brings them into view of the module on all ranks and bumps the version counters of
-  /// the parameters that were updated (by parameter index). Collective; finish_publish waits. update: writes them, on
-  /// the lane; empty: they are written. With a lane this returns before, and the first operator that needs the unit
-  /// waits.
+  /// Its owned values are new: brings them into view of the module on all ranks and bumps the version counters of the
+  /// parameters that were updated (by parameter index). Collective; finish_publish waits. update: writes them, on the
+  /// lane; empty: they are written. With a lane this returns before, and the first operator that needs the unit waits.
   void publish(int unit, const std::vector<bool>& updated, std::function<void()> update = {});
   void finish_publish();
   /// Collectives that other threads launch must come after those that the lane launches, on every rank: two NCCL
   /// communicators used in different orders may wait for each other. Waits until the lane has launched all it owes.
   void finish_launching();
-  /// Waits until owned(unit) and, where it is whole, the module's copy have their newest values.
+  /// Waits until its owned values and, where it is whole, the module's copy are the newest.
   void settle(int unit);
   /// Takes the parameters that lie on the device to host memory, or back. An operator that needs whole parameters
   /// meanwhile brings them back itself; shards are read where they are. rebind(unit): owned(unit) is another tensor
@@ -108,8 +109,8 @@ class ParamStore {
  private:
   struct UnitParams {
     at::Tensor full;   // its storage is the module's, and unmapped now and then
-    at::Tensor owned;  // this rank's part, always readable by the engine
     at::Tensor whole;  // [padded], the memory of full where it is not sharded
+    at::Tensor owned;  // this rank's part of that
     WriteWatch watch;  // where the unit is watched and not sharded (residency watches there)
     int holds = 0;     // by gathered()
     bool watched = false;
@@ -127,7 +128,6 @@ class ParamStore {
   void new_version(const Unit& unit, std::size_t slot);
   void move_shards(c10::Device to, Tier tier, const std::function<void(int unit)>& rebind);
   void alias_whole(int unit);
-  void plan_host_memory(c10::Device device);
   void give_back_on_host();
   void take_over(const Unit& unit, c10::Device device, const OriginalSink& original, std::int64_t& persistent_left);
 
@@ -137,8 +137,8 @@ class ParamStore {
   std::shared_ptr<Communicator> gather_;
   std::shared_ptr<Ledger> ledger_;
   tiers::HostLane* lane_;
-  std::optional<tiers::HostArena> host_;  // for shards
-  std::unique_ptr<Residency> residency_;  // only where sharded
+  std::unique_ptr<ShardHome> shards_;     // only where sharded
+  std::unique_ptr<Residency> residency_;  // the same
   std::unique_ptr<UpdateGate> gate_;      // only with a lane, where not sharded
   std::vector<UnitParams> units_;
   std::deque<Publishing> publishing_;

@@ -22,9 +22,10 @@ std::string text_of(const std::exception_ptr& cause) {
 
 }  // namespace
 
-Residency::Residency(const Layout& layout, Rounds& rounds, std::shared_ptr<Communicator> gather, c10::Device device,
-                     std::shared_ptr<Ledger> ledger, ResidencyLimits limits)
+Residency::Residency(const Layout& layout, ShardHome& shards, Rounds& rounds, std::shared_ptr<Communicator> gather,
+                     c10::Device device, std::shared_ptr<Ledger> ledger, ResidencyLimits limits)
     : layout_(layout),
+      shards_(shards),
       rounds_(rounds),
       gather_(std::move(gather)),
       ledger_(std::move(ledger)),
@@ -32,8 +33,7 @@ Residency::Residency(const Layout& layout, Rounds& rounds, std::shared_ptr<Commu
       copies_(device),
       states_(layout.units.size()) {}
 
-void Residency::adopt(int unit, at::Tensor full, at::Tensor shard, std::vector<std::vector<at::Tensor>> parameters,
-                      bool persistent) {
+void Residency::adopt(int unit, at::Tensor full, std::vector<std::vector<at::Tensor>> parameters, bool persistent) {
   at::DisableRecordFunctionGuard unobserved;  // a persistent unit is gathered here, under the lock
   Lock lock(mutex_);
   State& state = at(unit);
@@ -43,7 +43,6 @@ void Residency::adopt(int unit, at::Tensor full, at::Tensor shard, std::vector<s
                    Error("params.read", "unit ", name, " is sharded and was read without an operator (rank ",
                          gather_->rank(), "; hold engine.gathered(params) around code that uses data_ptr())")
                        .what());
-  state.shard = std::move(shard);
   state.watch = WriteWatch(std::move(parameters));
   state.managed = true;
   state.persistent = persistent;
@@ -140,7 +139,7 @@ void Residency::start_gather(const Lock& held, int unit) {
   rounds_.meet_on_unit(Call::kGather, unit);
   state.update.wait(name(unit));
   Ledger::Entry bytes = ledger_->track(MemoryKind::kGathered, Tier::kDevice,
-                                       size(unit) * static_cast<std::int64_t>(state.shard.element_size()));
+                                       size(unit) * static_cast<std::int64_t>(state.storage.flat().element_size()));
   state.storage.map();
   state.bytes = std::move(bytes);
   state.residence = Residence::kGathering;
@@ -158,20 +157,23 @@ void Residency::fetch(const Lock&, int unit) {
   const at::Tensor& flat = state.storage.flat();
   const std::string what = "unit " + name(unit);
   state.launched = tiers::DeviceMark::now(flat.device());
-  if (state.shard.device() == flat.device()) {
-    state.gather = gather_->all_gather(flat, state.shard, what);
+  if (const at::Tensor& shard = shards_.resting(unit); shard.defined() && shard.device() == flat.device()) {
+    state.gather = gather_->all_gather(flat, shard, what);
     return;
   }
+  const Range mine = layout_.units[static_cast<std::size_t>(unit)].shard_of(gather_->rank());
+  const at::Tensor slice = flat.narrow(0, mine.begin, mine.size());
   // The memory may have been somebody's whose work is still queued on the current stream.
-  copies_.wait_for(tiers::DeviceStream::mark_current(flat.device()));
-  const tiers::DeviceStream::Scope on(copies_);
-  const at::Tensor slice = flat.narrow(0, gather_->rank() * state.shard.numel(), state.shard.numel());
-  {
+  const auto free = tiers::DeviceStream::mark_current(flat.device());
+  shards_.lend(unit, ShardHome::Access::kRead, [&](const at::Tensor& shard) {
+    copies_.wait_for(free);
+    const tiers::DeviceStream::Scope on(copies_);
     const tiers::DeviceSpan copy(trace::Lane::kCopies, "to the device: shard of", name(unit), flat.device());
-    slice.copy_(state.shard, /*non_blocking=*/true);
-  }
-  state.storage.used_on_current_stream();
-  state.fetched = copies_.mark();
+    slice.copy_(shard, /*non_blocking=*/true);
+    state.storage.used_on_current_stream();
+    return state.fetched = copies_.mark();
+  });
+  const tiers::DeviceStream::Scope on(copies_);
   state.gather = gather_->all_gather(flat, slice, what);
 }
 
@@ -199,8 +201,11 @@ bool Residency::make_room(const Lock& held, std::int64_t elements, bool for_pref
   return live_ + elements <= limits_.max_live;
 }
 
+// Beyond what is gathered ahead, shards on disk are read ahead: a rank's own business, of which no other hears.
 void Residency::prefetch(const Lock& held) {
   FaultOrder::State state = order_.now();
+  bool gathers = true;
+  int reads = shards_.read_ahead();
   for (std::size_t looked = 0; looked < layout_.units.size(); ++looked) {
     const int next = order_.predict(state);
     if (next < 0) return;
@@ -211,8 +216,14 @@ void Residency::prefetch(const Lock& held) {
     }
     // Ahead of its update there is nothing to gather, and a wait here would hold up the operator that runs now.
     if (at(next).update) return;
-    if (ahead_ + size(next) > limits_.prefetch || !make_room(held, size(next), true)) return;
-    start_gather(held, next);
+    gathers = gathers && ahead_ + size(next) <= limits_.prefetch && make_room(held, size(next), true);
+    if (gathers) {
+      start_gather(held, next);
+    } else if (reads-- > 0) {
+      shards_.expect(next);
+    } else {
+      return;
+    }
   }
 }
 
@@ -274,14 +285,13 @@ void Residency::open_after(int unit, PendingUpdate update) {
   }
 }
 
-void Residency::move_shard(int unit, at::Tensor shard, bool regather) {
+void Residency::shard_moved(int unit, bool regather) {
   const at::DisableRecordFunctionGuard unobserved;
   Lock lock(mutex_);
   State& state = at(unit);
   if (!state.managed) return;
   state.update.wait(name(unit));
   if (state.residence != Residence::kSharded && state.pins == 0) drop(lock, unit);
-  state.shard = std::move(shard);
   if (regather && state.persistent && state.residence == Residence::kSharded) {
     start_gather(lock, unit);
     finish_gather(lock, unit);

@@ -18,6 +18,7 @@
 #include "ballast/params/fault.h"
 #include "ballast/params/fault_order.h"
 #include "ballast/params/pending_update.h"
+#include "ballast/params/shard_home.h"
 #include "ballast/params/write_watch.h"
 #include "ballast/tiers/device_span.h"
 
@@ -25,7 +26,7 @@ namespace ballast {
 
 /// Where a sharded unit's full values are. Device bytes a rank: P = padded unit bytes, W = world size.
 enum class Residence : std::uint8_t {
-  kSharded,    // P/W, or nothing where shards rest on the host; storage unmapped
+  kSharded,    // P/W, or nothing where shards rest off the device; storage unmapped
   kGathering,  // P/W + P; a prefetch, not readable yet
   kMapped,     // P/W + P; may leave when nothing pins it
 };
@@ -45,15 +46,14 @@ struct ResidencyLimits {
 /// same time would make the order of gathers a matter of timing: refused.
 class Residency final : public FaultHandler {
  public:
-  Residency(const Layout& layout, Rounds& rounds, std::shared_ptr<Communicator> gather, c10::Device device,
-            std::shared_ptr<Ledger> ledger, ResidencyLimits limits);
+  /// shards: what gathers read.
+  Residency(const Layout& layout, ShardHome& shards, Rounds& rounds, std::shared_ptr<Communicator> gather,
+            c10::Device device, std::shared_ptr<Ledger> ledger, ResidencyLimits limits);
   ~Residency() override { abandon(); }  // also after a constructor of ParamStore that threw
 
-  /// Takes over a sharded unit. full: [padded], the parameters are views of its storage; it is unmapped here. shard:
-  /// [shard], this rank's values, on the device or the host, read by every later gather. parameters: by slot, the
-  /// tensors that are views of it. persistent: gathered now and after every update.
-  void adopt(int unit, at::Tensor full, at::Tensor shard, std::vector<std::vector<at::Tensor>> parameters,
-             bool persistent);
+  /// Takes over a sharded unit. full: [padded], the parameters are views of its storage; it is unmapped here.
+  /// parameters: by slot, the tensors that are views of it. persistent: gathered now and after every update.
+  void adopt(int unit, at::Tensor full, std::vector<std::vector<at::Tensor>> parameters, bool persistent);
 
   void touch_and_pin(int unit) noexcept override;
   void written(int unit, std::int64_t element) noexcept override;
@@ -71,9 +71,8 @@ class Residency final : public FaultHandler {
   void open_after(int unit, PendingUpdate update);
   /// Waits until the shard has its newest values.
   void settle(int unit);
-  /// The shard rests in this memory from now on, with the same values. What is mapped goes; regather: persistent units
-  /// are gathered again.
-  void move_shard(int unit, at::Tensor shard, bool regather);
+  /// The shard has moved, with the same values. What is mapped goes; regather: persistent units are gathered again.
+  void shard_moved(int unit, bool regather);
   bool persistent(int unit) const { return at(unit).persistent; }
   /// The slot of a parameter whose mapped copy somebody wrote in place: that would be lost.
   std::optional<std::size_t> lost_write(int unit) const;
@@ -94,14 +93,13 @@ class Residency final : public FaultHandler {
  private:
   struct State {
     FaultStorage storage;
-    at::Tensor shard;
     WriteWatch watch;  // of the mapped copy
     Residence residence = Residence::kSharded;
     bool managed = false, persistent = false;
     bool touched = false;  // since it was mapped: a prefetched unit that nothing has used yet isn't
     int pins = 0;
     PendingUpdate update;        // of the shard
-    tiers::DeviceEvent fetched;  // the shard is on the device, where it rests on the host
+    tiers::DeviceEvent fetched;  // the shard is on the device, where it rests elsewhere
     PendingCollective gather;
     tiers::DeviceMark launched;  // the gather
     Ledger::Entry bytes;
@@ -125,11 +123,12 @@ class Residency final : public FaultHandler {
   void fail(const Lock& held, std::exception_ptr cause) noexcept;
 
   const Layout& layout_;
+  ShardHome& shards_;
   Rounds& rounds_;
   std::shared_ptr<Communicator> gather_;
   std::shared_ptr<Ledger> ledger_;
   ResidencyLimits limits_;
-  tiers::DeviceStream copies_;  // from shards on the host to the device, beside the computation
+  tiers::DeviceStream copies_;  // from shards off the device to it, beside the computation
 
   mutable std::mutex
       mutex_;  // guards everything below; held across a gather, since the order of gathers is what it keeps

@@ -118,10 +118,6 @@ TEST_F(Program, ChecksRunsAndEnginesConfigurations) {
     EXPECT_EQ(outcome.status, 2) << outcome.output;
     EXPECT_TRUE(contains(outcome.output, message)) << outcome.output;
   };
-  refused(
-      "--set engine.zero_optimization.stage=3 --set engine.zero_optimization.offload_param.device=nvme "
-      "--set engine.zero_optimization.offload_param.nvme_path=.",
-      "[engine.placement] parameters can't lie on NVMe yet");
   refused("--set engine.train_batch_size=5",
           "[config.batch] the batch sizes fit no number of ranks (engine.train_batch");
 }

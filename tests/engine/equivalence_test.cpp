@@ -171,7 +171,7 @@ void grid(int world_size, DType dtype) {
             for (const Home& home : homes())
               for (bool overlap : {false, true}) {
                 // To save time: where nothing but a home's storage is new, overlap and the kind of window take turns.
-                const bool all_manners = home.zero.empty() && home.placement != Placement::kNvme;
+                const bool all_manners = home.zero.empty() && !Cell{stage, home.placement}.on_disk();
                 if (!all_manners && overlap != (stage % 2 == 1)) continue;
                 const Manner managed{stage, home, true, overlap}, caller_owned{stage, home, false, overlap};
                 SCOPED_TRACE(name_of(problem, managed) + ", rank " + std::to_string(world.rank()));

@@ -127,7 +127,7 @@ TEST(LostWrites, GatheredTakesOverWhatItNamesAndRefusesTheRest) {
 
 // Half of the states lie on the device, where fp32 parameters are their own masters.
 TEST(LostWrites, OfTwoUnitsOnlyThatIsWatchedWhoseMastersAreElsewhere) {
-  for (const Placement placement : {Placement::kHost, Placement::kNvme})
+  for (const Placement placement : {Placement::kHost, Placement::kNvme, Placement::kAllNvme})
     for (const int stage : {0, 1, 2})
       run_trial(2, {stage, placement, DType::kFloat32, false}, [](Trial& trial) {
         const nlohmann::json half = {{"zero_optimization", {{"offload_optimizer", {{"ratio", .5}}}}}};

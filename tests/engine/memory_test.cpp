@@ -122,8 +122,14 @@ TEST_P(Memory, LedgerPeaksAreThePlans) {
         for (Usage& usage : usages(homes(), 6'400)) {
           expect_ledger_as_planned(usage, world, small_gpt());
           if (usage.cell.stage != 3) continue;
-          usage.changes["zero_optimization"]["offload_param"] = {{"device", "cpu"}};
-          expect_ledger_as_planned(usage, world, small_gpt());
+          const nlohmann::json on_disk = {{"device", "nvme"}, {"nvme_path", swap_folder().string()}};
+          std::vector<nlohmann::json> places{{{"device", "cpu"}}, on_disk, on_disk};
+          places[1]["max_in_cpu"] = 0;
+          places[2]["max_in_cpu"] = 20'000;
+          for (const nlohmann::json& place : places) {
+            usage.changes["zero_optimization"]["offload_param"] = place;
+            expect_ledger_as_planned(usage, world, small_gpt());
+          }
         }
       },
       thread_options());

@@ -1,10 +1,11 @@
-// Parameters that rest in host memory at stage 3, and fault in from there, in every placement of the optimizer's
-// states.
+// Parameters that rest in host memory or on disk at stage 3, and fault in from there, in every placement of the
+// optimizer's states.
 #include <torch/torch.h>
 
 #include "ballast/comm/testing.h"
 #include "tests/engine/support/cases.h"
 #include "tests/engine/support/homes.h"
+#include "tests/engine/support/swap_folder.h"
 #include "tests/engine/support/zoo.h"
 
 namespace ballast::testing {
@@ -30,6 +31,13 @@ Masters train(const World& world, const Cell& cell, const nlohmann::json& zero, 
 }
 
 TEST(OffloadParam, HasTheBitsOfParametersOnTheDevice) {
+  const auto on_disk = [](int buffers, std::int64_t max_in_cpu) -> nlohmann::json {
+    return {{"device", "nvme"},
+            {"nvme_path", swap_folder().string()},
+            {"buffer_count", buffers},
+            {"max_in_cpu", max_in_cpu}};
+  };
+  const std::vector<nlohmann::json> places{{{"device", "cpu"}}, on_disk(2, 0), on_disk(5, 100)};
   for (int size : {1, 2})
     for (DType dtype : {DType::kFloat32, DType::kBFloat16})
       run_ranks(
@@ -37,20 +45,22 @@ TEST(OffloadParam, HasTheBitsOfParametersOnTheDevice) {
           [&](const World& world) {
             for (const Home& home : homes()) {
               const Cell cell{3, home.placement, dtype, false};
-              const nlohmann::json on_device = home.zero;
-              nlohmann::json on_host = on_device;
-              on_host["offload_param"] = {{"device", "cpu"}};
-              const Masters want = train(world, cell, on_device, false);
-              for (std::int64_t live : {1, 300, 1'000'000'000}) {
-                on_host["stage3_max_live_parameters"] = live;
-                for (bool evaluate : {false, true})
-                  for (const auto& [name, value] : train(world, cell, on_host, evaluate))
-                    EXPECT_TRUE(bit_equal(value, want.at(name)))
-                        << name << ", world " << size << ", " << home.name << ", live " << live;
-              }
+              nlohmann::json zero = home.zero;
+              zero["offload_param"] = {{"device", "none"}};
+              const Masters want = train(world, cell, zero, false);
+              for (const nlohmann::json& param : places)
+                for (std::int64_t live : {1, 300, 1'000'000'000}) {
+                  zero["offload_param"] = param;
+                  zero["stage3_max_live_parameters"] = live;
+                  for (bool evaluate : {false, true})
+                    for (const auto& [name, value] : train(world, cell, zero, evaluate))
+                      EXPECT_TRUE(bit_equal(value, want.at(name)))
+                          << name << ", world " << size << ", " << home.name << ", " << param << ", live " << live;
+                }
             }
           },
           thread_options());
+  expect_nothing_swapped();
 }
 
 TEST(OffloadParam, ShardsCountAsHostMemoryAndTheModuleComesBackWhole) {

@@ -29,13 +29,14 @@ struct Sharded {
   Sharded(const World& world, std::int64_t units_live, std::int64_t units_ahead)
       : rounds(world.communicator("agree", at::kCPU), 0,
                [this](int unit) { return layout.units[static_cast<std::size_t>(unit)].name; }),
-        residency(layout, rounds, world.communicator("gather", at::kCPU), at::kCPU, ledger,
+        shards(layout, {}, world.rank(), at::kCPU, ledger),
+        residency(layout, shards, rounds, world.communicator("gather", at::kCPU), at::kCPU, ledger,
                   {units_live * 2 * kWidth, units_ahead * 2 * kWidth}) {
     for (int u = 0; u < 4; ++u) {
       const at::Tensor full = at::full({2 * kWidth}, u + 1.0);
-      const at::Tensor shard = full.narrow(0, world.rank() * kWidth, kWidth).clone();
+      shards.set_initial(u, full.narrow(0, world.rank() * kWidth, kWidth));
       parameters.push_back(full.view({2, kWidth}));
-      residency.adopt(u, full, shard, {{parameters.back()}}, false);
+      residency.adopt(u, full, {{parameters.back()}}, false);
     }
   }
   ~Sharded() { residency.abandon(); }
@@ -46,6 +47,7 @@ struct Sharded {
   Layout layout = four_units();
   std::shared_ptr<Ledger> ledger = Ledger::create();
   Rounds rounds;
+  ShardHome shards;
   Residency residency;
   std::vector<at::Tensor> parameters;
 };

@@ -15,7 +15,19 @@ c10::ScalarType scalar_of(DType dtype) {
 }
 
 const char* name_of(Placement placement) {
-  return placement == Placement::kDevice ? "device" : placement == Placement::kHost ? "host" : "nvme";
+  switch (placement) {
+    case Placement::kDevice:
+      return "device";
+    case Placement::kHost:
+      return "host";
+    case Placement::kNvme:
+      return "nvme";
+    case Placement::kAllHost:
+      return "allhost";
+    case Placement::kAllNvme:
+      return "allnvme";
+  }
+  return "";
 }
 
 std::string name_of(const Cell& cell) {
@@ -27,9 +39,11 @@ std::vector<Cell> cells(const std::vector<int>& stages, const std::vector<DType>
                         const std::vector<bool>& managed, const std::vector<Placement>& placements) {
   std::vector<Cell> all;
   for (int stage : stages)
-    for (Placement placement : placements)
+    for (Placement placement : placements) {
+      if (placement == Placement::kAllHost && stage != 3) continue;
       for (DType dtype : dtypes)
         for (bool is_managed : managed) all.push_back({stage, placement, dtype, is_managed});
+    }
   return all;
 }
 
@@ -43,11 +57,19 @@ nlohmann::json settings(const Cell& cell, int accumulation_steps, const nlohmann
       {"zero_optimization", {{"stage", cell.stage}, {"stage3_param_persistence_threshold", 0}}},
   };
   nlohmann::json& zero = json["zero_optimization"];
-  if (cell.placement == Placement::kHost) zero["offload_optimizer"] = {{"device", "cpu"}};
-  if (cell.placement == Placement::kNvme) {
-    zero["offload_optimizer"] = {
-        {"device", "nvme"}, {"nvme_path", swap_folder().string()}, {"buffer_count", 2 + cell.stage % 2}};
+  if (cell.off_device() && !cell.on_disk()) zero["offload_optimizer"] = {{"device", "cpu"}};
+  if (cell.placement == Placement::kAllHost && cell.stage == 3) zero["offload_param"] = {{"device", "cpu"}};
+  const nlohmann::json on_disk = {{"device", "nvme"}, {"nvme_path", swap_folder().string()}};
+  if (cell.on_disk()) {
+    zero["offload_optimizer"] = on_disk;
+    zero["offload_optimizer"]["buffer_count"] = 2 + cell.stage % 2;
     zero["sub_group_size"] = cell.dtype == DType::kFloat32 ? 64 : 128;
+  }
+  if (cell.placement == Placement::kAllNvme) {
+    zero["offload_gradients"] = on_disk;
+    if (cell.stage == 3) zero["offload_param"] = on_disk;
+    if (cell.stage == 3)
+      zero["offload_param"].update({{"buffer_count", cell.managed ? 2 : 4}, {"max_in_cpu", cell.managed ? 0 : 200}});
   }
   if (cell.dtype == DType::kBFloat16) json["bf16"] = {{"enabled", true}};
   if (cell.dtype == DType::kFloat16) json["fp16"] = {{"enabled", true}, {"initial_scale_power", 10}};

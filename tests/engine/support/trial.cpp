@@ -109,7 +109,7 @@ void run_trial(int ranks, const Cell& cell, const std::function<void(Trial&)>& b
       },
       thread_options());
   board.expect_equal();
-  if (cell.placement == Placement::kNvme) expect_nothing_swapped();
+  if (cell.on_disk()) expect_nothing_swapped();
 }
 
 }  // namespace ballast::testing
