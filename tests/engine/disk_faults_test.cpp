@@ -1,4 +1,4 @@
-// Optimizer states on a disk that misbehaves: what the system may do is made good without a trace in the result; what
+// States on a disk that misbehaves: what the system may do is made good without a trace in the result; what
 // it may not ends every rank with an error that names file, operation and rank, before any wrong value counts.
 #include <torch/torch.h>
 
@@ -22,20 +22,28 @@ using tiers::DiskOp;
 using tiers::DiskRequest;
 using tiers::Fault;
 
-/// While it lives, the disks of the swap files of one rank follow the plan.
+/// While it lives, one rank's swap file of that name follows the plan.
 class RankWithFaultyDisk {
  public:
-  RankWithFaultyDisk(int rank, tiers::Plan plan) {
+  RankWithFaultyDisk(int rank, const std::string& name, tiers::Plan plan) {
     const std::string mark = "-r" + std::to_string(rank) + "-";
-    wrap_disk_queues([mark, plan](std::unique_ptr<tiers::DiskQueue> queue, const std::filesystem::path& file) {
-      if (file.string().find(mark) == std::string::npos) return queue;
+    wrap_disk_queues([mark, name, plan](std::unique_ptr<tiers::DiskQueue> queue, const std::filesystem::path& file) {
+      if (file.string().find(mark) == std::string::npos || file.filename() != name) return queue;
       return std::unique_ptr<tiers::DiskQueue>(std::make_unique<tiers::FaultyDisk>(std::move(queue), plan));
     });
   }
   ~RankWithFaultyDisk() { wrap_disk_queues({}); }
 };
 
-const std::vector<int> kStages{0, 1, 2, 3};
+/// A swap file, and where it is in use.
+struct File {
+  const char* name;
+  Placement placement;
+  std::vector<int> stages;
+};
+const std::vector<File> kFiles{{"optimizer", Placement::kNvme, {0, 1, 2, 3}},
+                               {"gradients", Placement::kAllNvme, {0, 1, 2, 3}},
+                               {"parameters", Placement::kAllNvme, {3}}};
 
 struct Training {
   std::map<std::string, at::Tensor> masters;
@@ -43,12 +51,12 @@ struct Training {
   std::string error;  // what ended it
 };
 
-Training train(const World& world, int stage, int steps) {
+Training train(const World& world, const File& file, int stage, int steps) {
   Board unused(world.size());
   auto model = std::make_shared<Zoo>();
   nlohmann::json changes = Zoo::leaf_settings();
   changes["comm_timeout_seconds"] = 5;
-  Session session(model, settings({stage, Placement::kNvme, DType::kFloat32, false}, 1, changes), world, unused);
+  Session session(model, settings({stage, file.placement, DType::kFloat32, false}, 1, changes), world, unused);
   Engine& engine = session.engine();
   Training run;
   try {
@@ -74,10 +82,13 @@ Training train(const World& world, int stage, int steps) {
   return run;
 }
 
-TEST(DiskFaults, ShortTransfersInterruptionsAndSlownessLeaveNoTrace) {
-  for (int stage : kStages) {
+class DiskFaults : public ::testing::TestWithParam<File> {};
+
+TEST_P(DiskFaults, ShortTransfersInterruptionsAndSlownessLeaveNoTrace) {
+  const File& file = GetParam();
+  for (int stage : file.stages) {
     std::atomic<int> requests{0};
-    const RankWithFaultyDisk faulty(0, [&](const DiskRequest& request) {
+    const RankWithFaultyDisk faulty(0, std::string(file.name) + ".swap", [&](const DiskRequest& request) {
       switch (requests++ % 5) {
         case 1:
           return Fault::moves_only(request.bytes / 2);
@@ -92,7 +103,7 @@ TEST(DiskFaults, ShortTransfersInterruptionsAndSlownessLeaveNoTrace) {
     run_ranks(
         2,
         [&](const World& world) {
-          const Training run = train(world, stage, 6);
+          const Training run = train(world, file, stage, 6);
           EXPECT_EQ(run.error, "");
           Board unused(world.size());
           auto model = std::make_shared<Zoo>();
@@ -116,38 +127,49 @@ struct Breakdown {
   Fault fault;
   const char* told;  // in the error's text
 };
-class DiskBreaks : public ::testing::TestWithParam<Breakdown> {};
+class DiskBreaks : public ::testing::TestWithParam<std::tuple<File, Breakdown>> {};
 
 TEST_P(DiskBreaks, EveryRankEndsAndNothingCountsAfterwards) {
-  constexpr int kSteps = 12, kGood = 60;  // requests before the fault: some steps of every stage
-  for (int stage : kStages) {
+  const auto& [file, breakdown] = GetParam();
+  constexpr int kSteps = 12, kGood = 30;  // requests before the fault: some steps of every stage
+  for (int stage : file.stages) {
     std::atomic<int> requests{0};
-    const RankWithFaultyDisk faulty(0, [&](const DiskRequest& request) {
-      return request.op == GetParam().op && ++requests > kGood ? GetParam().fault : Fault::none();
-    });
+    const std::string name = std::string(file.name) + ".swap";
+    const RankWithFaultyDisk faulty(0, name,
+                                    [&, op = breakdown.op, fault = breakdown.fault](const DiskRequest& request) {
+                                      return request.op == op && ++requests > kGood ? fault : Fault::none();
+                                    });
     std::array<Training, 2> runs;
     run_ranks(
-        2, [&](const World& world) { runs[static_cast<std::size_t>(world.rank())] = train(world, stage, kSteps); },
+        2,
+        [&, where = file](const World& world) {
+          runs[static_cast<std::size_t>(world.rank())] = train(world, where, stage, kSteps);
+        },
         thread_options());
     EXPECT_GT(requests, kGood) << "the fault never came";
     for (const Training& run : runs) {
       EXPECT_NE(run.error, "") << "stage " << stage;
       EXPECT_LT(run.applied, kSteps);
     }
-    for (const char* part : {GetParam().told, "optimizer.swap", "rank 0"})
+    for (const std::string& part : {std::string(breakdown.told), name, std::string("rank 0")})
       EXPECT_NE(runs[0].error.find(part), std::string::npos) << part << " in: " << runs[0].error;
   }
   expect_nothing_swapped();
 }
 
+std::string file_name(const ::testing::TestParamInfo<File>& info) { return info.param.name; }
+
+INSTANTIATE_TEST_SUITE_P(Files, DiskFaults, ::testing::ValuesIn(kFiles), file_name);
 INSTANTIATE_TEST_SUITE_P(
-    Faults, DiskBreaks,
-    ::testing::Values(Breakdown{"ReadError", DiskOp::kRead, Fault::error(EIO), "Input/output error"},
-                      Breakdown{"WriteError", DiskOp::kWrite, Fault::error(EIO), "Input/output error"},
-                      Breakdown{"DiskFull", DiskOp::kWrite, Fault::error(ENOSPC), "No space left"},
-                      Breakdown{"Truncated", DiskOp::kRead, Fault::moves_only(0), "moves nothing"},
-                      Breakdown{"FlippedBit", DiskOp::kRead, Fault::flips(12345), "checksum"}),
-    [](const auto& info) { return info.param.name; });
+    Files, DiskBreaks,
+    ::testing::Combine(::testing::ValuesIn(kFiles),
+                       ::testing::Values(Breakdown{"ReadError", DiskOp::kRead, Fault::error(EIO), "Input/output error"},
+                                         Breakdown{"WriteError", DiskOp::kWrite, Fault::error(EIO),
+                                                   "Input/output error"},
+                                         Breakdown{"DiskFull", DiskOp::kWrite, Fault::error(ENOSPC), "No space left"},
+                                         Breakdown{"Truncated", DiskOp::kRead, Fault::moves_only(0), "moves nothing"},
+                                         Breakdown{"FlippedBit", DiskOp::kRead, Fault::flips(12345), "checksum"})),
+    [](const auto& info) { return std::string(std::get<0>(info.param).name) + "_" + std::get<1>(info.param).name; });
 
 // What a month-long run can't afford to gain a little of at each step.
 struct Usage {
@@ -166,25 +188,25 @@ struct Usage {
 };
 
 TEST(Soak, FiveHundredStepsWithStatesOnDiskKeepDescriptorsThreadsAndMemory) {
-  run_ranks(
-      1,
-      [](const World& world) {
-        Board unused(world.size());
-        auto model = std::make_shared<Zoo>();
-        Session session(model, settings({2, Placement::kNvme, DType::kFloat32, false}, 1, Zoo::leaf_settings()), world,
-                        unused);
-        Usage early;
-        for (int step = 0; step < 500; ++step) {
-          session.engine().backward(model->loss(sample(step, 0, world.rank(), world.device())));
-          EXPECT_TRUE(session.engine().step().applied);
-          if (step == 20) early = Usage::now();
-        }
-        const Usage late = Usage::now();
-        EXPECT_EQ(late.descriptors, early.descriptors);
-        EXPECT_EQ(late.threads, early.threads);
-        EXPECT_LE(late.resident, early.resident * 101 / 100);
-      },
-      thread_options());
+  for (const Cell& cell : {Cell{2, Placement::kNvme}, Cell{3, Placement::kAllNvme}})
+    run_ranks(
+        1,
+        [&](const World& world) {
+          Board unused(world.size());
+          auto model = std::make_shared<Zoo>();
+          Session session(model, settings(cell, 1, Zoo::leaf_settings()), world, unused);
+          Usage early;
+          for (int step = 0; step < 500; ++step) {
+            session.engine().backward(model->loss(sample(step, 0, world.rank(), world.device())));
+            EXPECT_TRUE(session.step().applied);
+            if (step == 20) early = Usage::now();
+          }
+          const Usage late = Usage::now();
+          EXPECT_EQ(late.descriptors, early.descriptors);
+          EXPECT_EQ(late.threads, early.threads);
+          EXPECT_LE(late.resident, early.resident * 101 / 100);
+        },
+        thread_options());
 }
 
 }  // namespace

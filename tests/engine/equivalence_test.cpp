@@ -164,8 +164,8 @@ void grid(int world_size, DType dtype) {
       world_size,
       [&](const World& world) {
         for (const auto& [problem, answer] : problems) {
-          // A CUDA device's updates are LibTorch's fused kernels, which round otherwise than the host's: there only
-          // homes with the same kernels compare.
+          // A CUDA device's updates are LibTorch's fused kernels, which round otherwise than the host's, and its sums
+          // of squares, too: there only homes with the same kernels compare.
           std::map<std::string, Outcome> first, on_host;
           for (int stage : {0, 1, 2, 3})
             for (const Home& home : homes())
@@ -181,6 +181,7 @@ void grid(int world_size, DType dtype) {
                   expect_same_bits(a, engine_run(problem, caller_owned, world, board), "managed against caller-owned");
                 const char* kernels = world.device().is_cpu()                ? "everywhere"
                                       : home.placement == Placement::kDevice ? "device"
+                                      : home.sums_stay()                     ? "norm on the device"
                                       : home.on_device()                     ? "both"
                                                                              : "host";
                 // One backward a window leaves no freedom in the order of additions, in no stage and no placement.

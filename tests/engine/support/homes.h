@@ -14,6 +14,8 @@ struct Home {
   nlohmann::json zero;  // to merge into "zero_optimization"
 
   nlohmann::json changes() const { return {{"zero_optimization", zero}}; }
+  /// Beside states off the device, sums of gradients on it.
+  bool sums_stay() const { return zero.contains("offload_gradients") && zero["offload_gradients"]["device"] == "none"; }
   /// Some units' states lie on the device.
   bool on_device() const { return placement == Placement::kDevice || zero.contains("offload_optimizer"); }
 };
