@@ -33,7 +33,9 @@ std::filesystem::path find(const CheckpointFolder& folder, const std::string& ta
 CheckpointReader::CheckpointReader(const CheckpointFolder& folder, const std::string& tag, Owner owner)
     : path_(find(folder, tag)), owner_(owner) {
   const std::filesystem::path file = path_ / Manifest::kFile;
-  manifest_ = Manifest::from_text(read_text(file, Manifest::kMostBytes, owner), file.string());
+  const std::string text = read_text(file, Manifest::kMostBytes, owner);
+  manifest_ = Manifest::from_text(text, file.string());
+  digest_ = checksum_text(ballast::checksum(std::as_bytes(std::span(text))));
   for (const FileRecord& record : manifest_.files) files_[record.name] = &record;
   const auto note = [this](const Piece& piece) { checksums_[piece.file][piece.tensor] = piece.checksum; };
   for (const ParameterRecord& parameter : manifest_.parameters)

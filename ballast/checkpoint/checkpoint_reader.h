@@ -23,6 +23,8 @@ class CheckpointReader {
 
   const std::filesystem::path& path() const { return path_; }
   const Manifest& manifest() const { return manifest_; }
+  /// Of the manifest's text: the same where two ranks see the same checkpoint.
+  std::string digest() const { return digest_; }
   std::int64_t bytes_read() const { return bytes_read_; }
 
   /// Elements [begin, end) of a tensor that is stored as `dtype` in these pieces of the manifest.
@@ -39,6 +41,7 @@ class CheckpointReader {
   std::filesystem::path path_;
   Owner owner_;
   Manifest manifest_;
+  std::string digest_;
   std::unordered_map<std::string, std::unordered_map<std::string, std::uint64_t>> checksums_;  // by file and tensor
   std::unordered_map<std::string, const FileRecord*> files_;
   std::list<std::pair<std::string, std::unique_ptr<SafetensorsReader>>> open_;  // the one used last first

@@ -185,8 +185,8 @@ BufferRecord buffer_of(const Node& node) {
 }
 
 WindowRecord window_of(const Node& node) {
-  WindowRecord window{node["micro_batches"].number(), node["backwards"].number(), node["weight"].real(),
-                      node["scaling"].text()};
+  WindowRecord window{node["managed"].flag(),      node["micro_batches"].number(), node["backwards"].number(),
+                      node["since_step"].number(), node["weight"].real(),          node["scaling"].text()};
   if (window.scaling != "mean" && window.scaling != "sum" && window.scaling != "weighted")
     node["scaling"].fail("is none of mean, sum, weighted");
   return window;
@@ -249,10 +249,9 @@ std::string Manifest::to_text() const {
                {"parameters", Json::array()},
                {"buffers", Json::array()}};
   if (window)
-    json["window"] = {{"micro_batches", window->micro_batches},
-                      {"backwards", window->backwards},
-                      {"weight", window->weight},
-                      {"scaling", window->scaling}};
+    json["window"] = {{"managed", window->managed},     {"micro_batches", window->micro_batches},
+                      {"backwards", window->backwards}, {"since_step", window->since_step},
+                      {"weight", window->weight},       {"scaling", window->scaling}};
   for (const auto& generators : rng) {
     Json of_rank = Json::object();
     for (const auto& [name, piece] : generators) of_rank[name] = to_json(piece);

@@ -43,9 +43,11 @@ struct BufferRecord {
 
 /// A window that wasn't over: its sum of gradients over all ranks is each parameter's "gradient".
 struct WindowRecord {
-  std::int64_t micro_batches = 0, backwards = 0;
-  double weight = 0;    // sum over all ranks
-  std::string scaling;  // "mean", "sum" or "weighted"
+  bool managed = true;                            // the engine counted micro-batches
+  std::int64_t micro_batches = 0, backwards = 0;  // most of any rank
+  std::int64_t since_step = 0;                    // backwards behind the last step()
+  double weight = 0;                              // sum over all ranks
+  std::string scaling;                            // "mean", "sum" or "weighted"
 };
 
 struct FileRecord {

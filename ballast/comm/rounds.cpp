@@ -92,6 +92,10 @@ std::string Rounds::describe(const AgreementMessage& message) const {
       text << "offload_states() or reload_states()";
       after();
       break;
+    case Call::kCheckpoint:
+      text << "save_checkpoint() or load_checkpoint()";
+      after();
+      break;
   }
   text << " in window " << message.window;
   return text.str();

@@ -20,6 +20,7 @@ enum class Call : std::uint32_t {
   kCoalesce,    // the end of coalesce_grad_reduction()
   kZeroGrad,    // zero_grad(), where backwards reduce
   kMoveStates,  // offload_states(), reload_states()
+  kCheckpoint,  // save_checkpoint(), load_checkpoint()
 };
 
 /// What this rank counts, put into every message, so that a difference is found and can be told.

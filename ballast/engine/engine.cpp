@@ -227,11 +227,14 @@ void Engine::Impl::backward(const at::Tensor& loss, const BackwardOptions& optio
 }
 
 // As step() does: ranks with fewer backwards join the others' rounds here until everybody has come to its call.
-void Engine::Impl::meet(Call call, int unit) {
+Agreed Engine::Impl::meet(Call call, int unit) {
   if (call != Call::kMoveStates) refuse_while_away("engine.access");
-  while (!reducer->round(call, announce(false), unit).all_arrived) {
-  }
+  Agreed agreed;
+  do {
+    agreed = reducer->round(call, announce(false), unit);
+  } while (!agreed.all_arrived);
   if (lane) lane->drain();  // the communicators are this thread's from here on
+  return agreed;
 }
 
 Announcement Engine::Impl::announce(bool reduce_now) const {
@@ -263,12 +266,19 @@ void Engine::shutdown() {
   const std::unique_ptr<Impl> impl = std::move(impl_);
   impl->hooks.reset();
   const bool healthy = !impl->failure && !impl->params->failure() && std::uncaught_exceptions() == 0;
+  std::exception_ptr unsaved;
+  try {
+    if (healthy) impl->finish_save();
+  } catch (const IoError&) {  // the engine ends all the same, its parameters go back
+    unsaved = std::current_exception();
+  }
   if (healthy) impl->params->restore();  // otherwise the store's end leaves what this rank has
   if (healthy && impl->lane)
     impl->lane->run([&] {
       impl->optimizer->close();
       impl->grads->close();
     });
+  if (unsaved) std::rethrow_exception(unsaved);
 }
 
 Engine::Impl& Engine::running() const {
@@ -311,6 +321,7 @@ void Engine::Impl::end_coalesce() {
 void Engine::synchronize() {
   running().check_usable();
   running().params->finish_publish();
+  running().finish_save();
 }
 
 Counters Engine::counters() const { return running().counters; }

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 #include "ballast/base/ledger.h"
 #include "ballast/comm/world.h"
 #include "ballast/config/config.h"
+#include "ballast/engine/checkpoint_options.h"
 #include "ballast/engine/guards.h"
 #include "ballast/grads/step_report.h"
 
@@ -78,7 +80,7 @@ class Engine {
   [[nodiscard]] ScopeGuard gathered(const std::vector<at::Tensor>& params = {},
                                     std::optional<int> writer = std::nullopt);
 
-  /// Waits for everything in flight.
+  /// Waits for everything in flight. Collective while an asynchronous save is.
   void synchronize();
 
   /// Collective. Gives the device's memory back between phases of training (a backend that generates in between): takes
@@ -103,6 +105,22 @@ class Engine {
   at::Tensor full_optimizer_state(const std::string& name, const std::string& key);
   void set_full_optimizer_state(const std::string& name, const std::string& key, const at::Tensor& value);
 
+  /// Collective. Writes a checkpoint folder/tag: every rank its part of the parameters, of the optimizer's states, and
+  /// on request of the window's gradients; counters, loss scale, learning rates, random generators; and makes
+  /// folder/latest name it. tag: "" for "global_step<N>". The checkpoint appears whole or not at all, and until it does
+  /// the ones before stay as they are. Where it fails on any rank, all throw the same IoError (a folder that can't be
+  /// written, a full disk) or UseError, and training may go on. One run at a time saves into a folder.
+  /// docs/checkpoint_format.md describes the files.
+  void save_checkpoint(const std::filesystem::path& folder, const std::string& tag = "",
+                       const SaveOptions& options = {});
+  /// Collective. Takes up a checkpoint, whatever the number of ranks, the stage, the placement and the units of the
+  /// engine that saved it; after one like this training goes on bit for bit. tag: "" for what folder/latest names. The
+  /// running window is dropped. Everything is read and compared with its checksums before anything changes, and an
+  /// error (IoError: no such checkpoint, a missing, cut or changed file, a newer format; UseError: another model) is
+  /// the same on all ranks and leaves the engine as it was.
+  LoadReport load_checkpoint(const std::filesystem::path& folder, const std::string& tag = "",
+                             const LoadOptions& options = {});
+
   Counters counters() const;
   double loss_scale() const;
   std::vector<double> lr() const;              // one per parameter group, what the next applied step will use
@@ -111,8 +129,9 @@ class Engine {
   const World& world() const;
   const Config& config() const;
 
-  /// Ends the engine: hooks are removed and the module gets its full parameters back (collective at stage 3, unless an
-  /// error ended it before). Every later call is a UseError.
+  /// Ends the engine: hooks are removed and the module gets its full parameters back (collective at stage 3, and while
+  /// an asynchronous save is under way, unless an error ended it before). Throws what became of that save. Every later
+  /// call is a UseError.
   void shutdown();
 
  private:

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <exception>
+#include <filesystem>
 #include <memory>
 #include <set>
 #include <vector>
@@ -9,6 +10,8 @@
 #include "ballast/engine/module_claim.h"
 #include "ballast/engine/policies.h"
 #include "ballast/engine/progress_log.h"
+#include "ballast/engine/save_job.h"
+#include "ballast/engine/save_plan.h"
 #include "ballast/grads/gradient_store.h"
 #include "ballast/grads/hooks.h"
 #include "ballast/grads/loss_scaler.h"
@@ -21,9 +24,12 @@
 
 namespace ballast {
 
+struct LoadPlan;
+
 /// The engine's parts and what is common to its calls. engine.cpp: construction, backward and the small calls;
 /// step.cpp: the window's end; access.cpp: full values by name; gathered.cpp: the guard; move_states.cpp: states taken
-/// away and brought back. Members are destroyed in reverse order: hooks first, then what they feed.
+/// away and brought back; save_checkpoint.cpp, load_checkpoint.cpp: states on disk. Members are destroyed in reverse
+/// order: hooks first, then what they feed.
 struct Engine::Impl {
   Impl(std::shared_ptr<torch::nn::Module> module, const Config& config, World world);
 
@@ -47,7 +53,7 @@ struct Engine::Impl {
   void take_gradient(int parameter, const at::Tensor& gradient);
   Announcement announce(bool reduce) const;
   /// All ranks are in this call, on this unit.
-  void meet(Call call, int unit);
+  Agreed meet(Call call, int unit);
   StepReport step();
   StepReport report(StepReason reason, const Agreed& agreed) const;
   double norm_squared();
@@ -64,6 +70,24 @@ struct Engine::Impl {
   double prospective_normaliser();
   at::Tensor whole_on_device(int unit, const at::Tensor& kept);
   void write_state(int parameter, const std::string& key, const at::Tensor& value);
+
+  NamedTensors buffers() const;
+  std::string describe_scheduler() const;
+  ckpt::WindowRecord describe_window();
+  ckpt::Manifest describe_run(const std::string& tag, const SaveOptions& options) const;
+  void save(const std::filesystem::path& folder, const std::string& tag, const SaveOptions& options,
+            const Agreed& agreed);
+  void produce(const SavePlan& plan, bool with_gradients, const SaveJob::Sink& sink);
+  void write_now(const SavePlan& plan, bool with_gradients, SaveJob& job);
+  void start_save(const SavePlan& plan, bool with_gradients, std::unique_ptr<SaveJob>& job);
+  /// Collective while a save is under way: is it over on all ranks? Throws its error, once, on all of them.
+  bool poll_save();
+  void finish_save();  // waits for that
+  LoadReport load(const std::filesystem::path& folder, const std::string& tag, const LoadOptions& options,
+                  std::int64_t pending);
+  void take_up_unit(const Unit& unit, const LoadPlan& plan, std::vector<at::Tensor> values, bool with_optimizer);
+  void take_up_run(const ckpt::Manifest& manifest, const LoadOptions& options);
+  void take_up_window(const ckpt::WindowRecord& record, int saved_world);
 
   Config config;
   World world;
@@ -82,16 +106,19 @@ struct Engine::Impl {
   Window window;
   LossScaler scaler;
   Schedule schedule;
-  std::vector<double> lr;  // of the next applied step
+  std::vector<double> lr;           // of the next applied step
+  std::int64_t schedule_begin = 0;  // applied steps at which the schedule began
   Counters counters;
   ProgressLog progress;
   int no_sync_guards = 0, coalesce_guards = 0;
   bool in_backward = false;
   bool gradient_arrived = false;  // in the backward that runs now
   bool warned_rounded_weight = false;
-  std::set<StateKind> away;    // taken to the host by offload_states()
-  std::exception_ptr failure;  // ended the engine
-  std::exception_ptr kept;     // of a guard's destructor, thrown by the next call
+  SnapshotBuffer snapshot;          // of the save under way
+  std::unique_ptr<SaveJob> saving;  // the asynchronous save under way; the same on all ranks
+  std::set<StateKind> away;         // taken to the host by offload_states()
+  std::exception_ptr failure;       // ended the engine
+  std::exception_ptr kept;          // of a guard's destructor, thrown by the next call
   // Ends before what its jobs work on, after what feeds it. Null where all states lie on the device.
   std::unique_ptr<tiers::HostLane> lane;
   std::unique_ptr<GradientHooks> hooks;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "ballast/comm/rounds.h"
@@ -14,6 +15,9 @@ namespace ballast {
 
 /// Collective. CommError where configurations or the modules' parameters differ.
 void check_same_everywhere(Rounds& rounds, const Config& config, const Layout& layout);
+
+/// Collective. UseError where the ranks' requests (as texts) differ.
+void check_same_request(Rounds& rounds, const char* operation, const std::string& request);
 
 /// A number to compare learning rates by in a round that takes place anyway.
 std::uint64_t digest(const std::vector<double>& rates);

@@ -45,6 +45,7 @@ StepReport Engine::Impl::step() {
     const auto timer = progress.time(ProgressLog::kReduce);
     agreed = final_on_error([&] { return reducer->round(Call::kStep, announce(window.boundary())); });
   } while (!agreed.all_arrived);
+  poll_save();
   if (window.boundary() && !agreed.same_settings) final_on_error([&] { refuse_different_rates(*rounds, lr); });
   window.complete_micro_batch(agreed.any_backward);
   rounds->counts().micro_batches = window.micro_batches();
@@ -82,7 +83,7 @@ StepReport Engine::Impl::step() {
       update(unscale * done.clip_factor, agreed);
       ++counters.applied_steps;
       // Without a schedule a rate that the caller has set stays.
-      if (config.scheduler.type != SchedulerType::kNone) lr = schedule.lr(counters.applied_steps);
+      if (config.scheduler.type != SchedulerType::kNone) lr = schedule.lr(counters.applied_steps - schedule_begin);
     } else {
       ++counters.skipped_steps;
     }

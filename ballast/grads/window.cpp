@@ -67,6 +67,15 @@ double Window::normaliser(Scaling scaling, int world, double weight_sum) const {
   }
 }
 
+void Window::restore(Scaling scaling, double weight, std::int64_t backwards, std::int64_t since_step,
+                     std::int64_t micro_batches) {
+  scaling_ = scaling;
+  weight_ = weight;
+  backwards_ = backwards;
+  backwards_since_step_ = since_step;
+  micro_batches_ = micro_batches;
+}
+
 void Window::clear() {
   scaling_ = Scaling::kUnset;
   weight_ = 0;

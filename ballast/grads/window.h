@@ -39,6 +39,10 @@ class Window {
   /// Divisor of the sum over all ranks' contributions. weight_sum: over all ranks.
   double normaliser(Scaling scaling, int world, double weight_sum) const;
 
+  /// Takes up a window that was saved. weight: this rank's.
+  void restore(Scaling scaling, double weight, std::int64_t backwards, std::int64_t since_step,
+               std::int64_t micro_batches);
+
   /// The window is over: contributions, weights and counts start anew.
   void clear();
 

@@ -232,4 +232,46 @@ void OptimizerStates::write(int unit, const std::string& key, Range elements, co
   }
 }
 
+std::vector<at::Tensor*> OptimizerStates::arrays_of(UnitStates& unit) const {
+  std::vector<at::Tensor*> arrays{&unit.master, &unit.first, &unit.second};
+  arrays.resize(1 + static_cast<std::size_t>(moments(config_)));
+  return arrays;
+}
+
+std::vector<at::Tensor> OptimizerStates::read_all(int unit, Range elements) {
+  UnitStates& mine = at(unit);
+  std::vector<at::Tensor> values;
+  if (mine.tier == Tier::kDevice) {
+    for (const at::Tensor* array : arrays_of(mine))
+      values.push_back(array->narrow(0, elements.begin, elements.size()).to(at::kCPU));
+    return values;
+  }
+  for (int array = 0; array <= moments(config_); ++array) values.push_back(at::empty({elements.size()}, at::kFloat));
+  lane_->run([&] {
+    for_chunks(unit, false, [&](const float* floats, std::int64_t n, Range range) {
+      const Range part = intersect(elements, range);
+      for (std::size_t array = 0; array < values.size() && !part.empty(); ++array)
+        std::copy_n(floats + static_cast<std::int64_t>(array) * n + (part.begin - range.begin), part.size(),
+                    values[array].mutable_data_ptr<float>() + (part.begin - elements.begin));
+    });
+  });
+  return values;
+}
+
+void OptimizerStates::write_all(int unit, const std::vector<at::Tensor>& values) {
+  UnitStates& mine = at(unit);
+  if (mine.tier == Tier::kDevice) {
+    const std::vector<at::Tensor*> arrays = arrays_of(mine);
+    for (std::size_t array = 0; array < arrays.size(); ++array) arrays[array]->copy_(values[array]);
+  } else {
+    lane_->run([&] {
+      for_chunks(unit, true, [&](float* floats, std::int64_t n, Range range) {
+        for (std::size_t array = 0; array < values.size(); ++array)
+          std::copy_n(values[array].const_data_ptr<float>() + range.begin, n,
+                      floats + static_cast<std::int64_t>(array) * n);
+      });
+    });
+  }
+}
+
 }  // namespace ballast

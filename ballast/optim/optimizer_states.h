@@ -110,6 +110,10 @@ class OptimizerStates {
   at::Tensor read(int unit, const std::string& key);
   /// Replaces elements of the kept range: values [elements.size()], taken as fp32.
   void write(int unit, const std::string& key, Range elements, const at::Tensor& values);
+  /// All of it at once: the master weights, then the states of keys(), in one pass over what lies on disk. read_all:
+  /// elements of the kept range, on the host, perhaps views. write_all: the whole kept range, as write() does.
+  std::vector<at::Tensor> read_all(int unit, Range elements);
+  void write_all(int unit, const std::vector<at::Tensor>& values);
   /// The parameter's moments were written: SGD's next update builds on its buffer instead of starting it with the
   /// gradient, as torch.optim does where a buffer is there.
   void moments_written(int parameter) { fresh_[static_cast<std::size_t>(parameter)] = false; }
@@ -117,6 +121,9 @@ class OptimizerStates {
   /// Updates of the parameter so far; equal on all ranks. Adam's bias corrections follow from it.
   std::int64_t steps(int parameter) const { return steps_[static_cast<std::size_t>(parameter)]; }
   void set_steps(int parameter, std::int64_t steps) { steps_[static_cast<std::size_t>(parameter)] = steps; }
+  /// Nothing has been put into the parameter's moments yet: SGD's buffer will start as the first gradient.
+  bool fresh(int parameter) const { return fresh_[static_cast<std::size_t>(parameter)]; }
+  void set_fresh(int parameter, bool fresh) { fresh_[static_cast<std::size_t>(parameter)] = fresh; }
   int groups() const { return 1 + static_cast<int>(config_.groups.size()); }
 
   /// fp32 values kept per element besides the master weight.
@@ -145,6 +152,8 @@ class OptimizerStates {
   /// body(floats of the chunk's array 0, its stride to the next array, the chunk's range) for each of the unit's
   /// chunks, on the host lane's thread.
   void for_chunks(int unit, bool changed, const std::function<void(float*, std::int64_t, Range)>& body);
+  /// The arrays of a unit on the device, in the order of a chunk's.
+  std::vector<at::Tensor*> arrays_of(UnitStates& unit) const;
   const OptimizerHyper& hyper(int group) const;
   void run_on_host(const Update& update, const Segment& segment, const Pass& pass);
   void run_on_device(const Update& update, const Segment& segment, at::Tensor grad);

@@ -133,7 +133,7 @@ void ParamStore::publish(int unit, const std::vector<bool>& updated, std::functi
     if (updated[static_cast<std::size_t>(u.slots[slot].parameter)]) new_version(u, slot);
   if (residency_) residency_->close(unit);
   const bool travels = !policy_.sharded && !policy_.updates_whole && gather_->size() > 1;
-  if (lane_ != nullptr) return publish_on_lane(unit, travels, std::move(update));
+  if (lane_ != nullptr && u.trainable) return publish_on_lane(unit, travels, std::move(update));
 
   if (residency_) residency_->open_after(unit, {});
   if (!travels) return;

@@ -25,7 +25,7 @@ Manifest full() {
   manifest.scheduler = "WarmupLR {}";
   manifest.schedule_steps = 5;
   manifest.lr = {1e-3, 1.0 / 3};
-  manifest.window = WindowRecord{3, 4, 2.5, "weighted"};
+  manifest.window = WindowRecord{true, 3, 4, 1, 2.5, "weighted"};
   manifest.client_state = {
       {"epoch", 3}, {"text", "ä"}, {"checksum", "0000"}, {"nested", {{"list", {1, 2.5, nullptr}}}}};
   for (int rank = 0; rank < 3; ++rank) {

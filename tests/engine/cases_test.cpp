@@ -35,12 +35,13 @@ bool register_cases(const std::vector<Case>& table) {
 
 [[maybe_unused]] const bool registered = register_cases(window_cases()) && register_cases(call_cases()) &&
                                          register_cases(scaling_cases()) && register_cases(state_cases()) &&
-                                         register_cases(order_cases());
+                                         register_cases(order_cases()) && register_cases(checkpoint_cases());
 
 // A case may name fewer cells than there are, but no placement may be missing where it runs at all.
 TEST(Table, EveryNumberRunsInEveryPlacement) {
   std::map<std::pair<int, int>, std::set<Placement>> seen;  // by number and stage
-  for (const auto& table : {window_cases(), call_cases(), scaling_cases(), state_cases(), order_cases()})
+  for (const auto& table :
+       {window_cases(), call_cases(), scaling_cases(), state_cases(), order_cases(), checkpoint_cases()})
     for (const Case& entry : table)
       for (const int stage : entry.stages)
         seen[{entry.number, stage}].insert(entry.placements.begin(), entry.placements.end());

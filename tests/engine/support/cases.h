@@ -27,10 +27,11 @@ struct Case {
 };
 
 /// The table, by file.
-std::vector<Case> window_cases();   // what a window sums
-std::vector<Case> call_cases();     // orders of calls
-std::vector<Case> scaling_cases();  // non-finite values, loss scale, clipping
-std::vector<Case> state_cases();    // shapes, groups, ties, life of an engine
-std::vector<Case> order_cases();    // orders of use, divergence, overlap
+std::vector<Case> window_cases();      // what a window sums
+std::vector<Case> call_cases();        // orders of calls
+std::vector<Case> scaling_cases();     // non-finite values, loss scale, clipping
+std::vector<Case> state_cases();       // shapes, groups, ties, life of an engine
+std::vector<Case> order_cases();       // orders of use, divergence, overlap
+std::vector<Case> checkpoint_cases();  // what was saved and taken up again
 
 }  // namespace ballast::testing

@@ -78,10 +78,11 @@ void Session::post_parameters() {
   }
 }
 
-Trial::Trial(const World& world, const Cell& cell, Board& board)
+Trial::Trial(const World& world, const Cell& cell, Board& board, const SaveFolder& folder)
     : world_(world),
       cell_(cell),
       board_(board),
+      folder_(folder),
       trace_(__FILE__, __LINE__, name_of(cell) + ", rank " + std::to_string(world.rank())) {}
 
 Session& Trial::start(std::shared_ptr<torch::nn::Module> model, const nlohmann::json& settings) {
@@ -99,10 +100,11 @@ void Trial::finish() {
 
 void run_trial(int ranks, const Cell& cell, const std::function<void(Trial&)>& body) {
   Board board(ranks);
+  const SaveFolder folder;
   run_ranks(
       ranks,
       [&](const World& world) {
-        Trial trial(world, cell, board);
+        Trial trial(world, cell, board, folder);
         body(trial);
         trial.finish();
         board.close(world);

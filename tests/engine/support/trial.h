@@ -13,6 +13,7 @@
 #include "tests/engine/support/board.h"
 #include "tests/engine/support/cell.h"
 #include "tests/engine/support/lin.h"
+#include "tests/engine/support/save_folder.h"
 
 namespace ballast::testing {
 
@@ -23,6 +24,9 @@ class Session {
   Session(std::shared_ptr<torch::nn::Module> model, const nlohmann::json& settings, const World& world, Board& board);
 
   Engine& engine() { return *engine_; }
+  Board& board() { return board_; }
+  /// All ranks are here. Collective.
+  void meet_others() { engine_->full_parameter(model_->named_parameters().begin()->key()); }
   Lin& model() { return *lin_; }  // of sessions on a Lin
   at::Tensor loss(const Pull& pull) { return loss_of(*lin_, pull); }
 
@@ -55,11 +59,13 @@ class Session {
 /// sessions between ranks.
 class Trial {
  public:
-  Trial(const World& world, const Cell& cell, Board& board);
+  Trial(const World& world, const Cell& cell, Board& board, const SaveFolder& folder);
 
   const Cell& cell() const { return cell_; }
   const World& world() const { return world_; }
   int rank() const { return world_.rank(); }
+  /// One for all ranks.
+  const SaveFolder& folder() const { return folder_; }
   /// Another value on every rank whose mean over the ranks is `mean`: mean - (W-1), ..., mean + (W-1).
   double shared(double mean) const { return mean + 2 * world_.rank() - (world_.size() - 1); }
 
@@ -75,6 +81,7 @@ class Trial {
   World world_;
   Cell cell_;
   Board& board_;
+  const SaveFolder& folder_;
   ::testing::ScopedTrace trace_;  // traces are per thread: this names the rank in what it reports
   std::list<Session> sessions_;   // newest first
 };
