@@ -31,7 +31,11 @@ void check_request(const std::string& tag, const SaveOptions& options, bool brok
                    "; it names a folder: no path, not hidden, not \"latest\", at most 200 bytes)");
   if (options.keep_last < 0)
     throw UseError("engine.save_checkpoint", "keep_last is negative (", options.keep_last, "; 0 keeps all)");
-  if (!options.client_state.empty()) ckpt::parse_bounded(options.client_state, kDepthOfClientState, "client_state");
+  try {
+    if (!options.client_state.empty()) ckpt::parse_bounded(options.client_state, kDepthOfClientState, "client_state");
+  } catch (const IoError& e) {
+    throw UseError("engine.save_checkpoint", "client_state is no JSON document that can be read again (", e.what(), ")");
+  }
   if (options.include_window && broken_window)
     throw UseError("engine.save_checkpoint",
                    "an exception left a backward of this window half done (call zero_grad(), or leave include_window)");

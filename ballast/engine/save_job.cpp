@@ -5,6 +5,11 @@
 #include "ballast/base/error.h"
 
 namespace ballast {
+namespace {
+
+struct GivenUp {};  // another rank has the error
+
+}  // namespace
 
 SaveJob::~SaveJob() {
   abandon();
@@ -37,9 +42,7 @@ void SaveJob::commit() {
       parts.push_back(std::move(*part));
       continue;
     }
-    if (abandoned_.load(std::memory_order_relaxed))
-      throw IoError("engine.save_checkpoint", "the save was given up while rank ", rank, " was writing (tag ", tag(),
-                    ")");
+    if (abandoned_.load(std::memory_order_relaxed)) throw GivenUp();
     if (std::chrono::steady_clock::now() > deadline)
       throw IoError("engine.save_checkpoint", "a rank's file didn't come (rank ", rank, ", tag ", tag(), ", ",
                     target_.folder.path().string(), ", waited ", target_.timeout.count() / 1000.0,
@@ -60,6 +63,8 @@ void SaveJob::start(std::span<const std::byte> data) {
     try {
       write([data](const Sink& sink) { sink(data); });
       commit();
+    } catch (const GivenUp&) {
+      end = State::kFailed;
     } catch (...) {
       error_ = std::current_exception();
       end = State::kFailed;

@@ -55,7 +55,7 @@ class SaveJob {
   State state() const { return state_.load(std::memory_order_acquire); }  // pairs with the thread's last store
   /// Doesn't wait for the other ranks' records any more.
   void abandon() noexcept { abandoned_.store(true, std::memory_order_relaxed); }
-  /// Waits for the thread, and throws what ended it.
+  /// Waits for the thread, and throws what ended it, unless that was abandon().
   void settle();
 
  private:

@@ -107,9 +107,9 @@ std::string text_of(const Form& form) {
 }
 
 const std::vector<Form> kForms{
-    {1, 0, Placement::kDevice, false}, {2, 0, Placement::kHost, true},    {4, 1, Placement::kNvme, false},
-    {2, 2, Placement::kHost, false},   {4, 3, Placement::kDevice, true},  {3, 3, Placement::kNvme, false},
-    {1, 3, Placement::kHost, true},    {2, 3, Placement::kDevice, false},
+    {1, 0, Placement::kDevice, false}, {2, 0, Placement::kHost, true},     {4, 1, Placement::kNvme, false},
+    {2, 2, Placement::kHost, false},   {4, 3, Placement::kDevice, true},   {3, 3, Placement::kNvme, false},
+    {1, 3, Placement::kHost, true},    {2, 3, Placement::kAllNvme, false},
 };
 
 class Reshard : public ::testing::TestWithParam<DType> {};
