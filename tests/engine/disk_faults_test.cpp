@@ -187,7 +187,8 @@ struct Usage {
   }
 };
 
-TEST(Soak, FiveHundredStepsWithStatesOnDiskKeepDescriptorsThreadsAndMemory) {
+// DeepSpeed#8075, #5700, #6630.
+TEST(Case37, FiveHundredStepsWithStatesOnDiskKeepDescriptorsThreadsAndMemory) {
   for (const Cell& cell : {Cell{2, Placement::kNvme}, Cell{3, Placement::kAllNvme}})
     run_ranks(
         1,
