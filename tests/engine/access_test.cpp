@@ -2,6 +2,7 @@
 // stage, placement and dtype.
 
 #include "ballast/base/error.h"
+#include "ballast/comm/testing.h"
 #include "tests/engine/support/cases.h"
 #include "tests/engine/support/zoo.h"
 

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "ballast/base/error.h"
+#include "ballast/comm/testing.h"
 #include "tests/engine/support/cases.h"
 
 namespace ballast::testing {
