@@ -15,22 +15,39 @@ struct Change {
   Config config;
 };
 
-// From the one that costs least speed to the one that costs most.
+// From the one that costs least speed to the one that costs most. Onto the disk each kind takes those before it along:
+// states travel once a window, sums in every backward, parameters in every forward and backward.
 std::vector<Change> changes_of(const Config& config) {
   std::vector<Change> changes;
   const OffloadOptimizerConfig& optimizer = config.zero.offload_optimizer;
-  if (optimizer.device == OffloadDevice::kNone) return changes;
   for (double ratio : {0.75, 0.5, 0.25}) {
-    if (ratio >= optimizer.ratio) continue;
+    if (optimizer.device == OffloadDevice::kNone || ratio >= optimizer.ratio) continue;
     Change change{"zero_optimization.offload_optimizer.ratio = " + std::to_string(ratio).substr(0, 4), config};
     change.config.zero.offload_optimizer.ratio = ratio;
     changes.push_back(std::move(change));
   }
+  constexpr const char* kFolder = "/";  // only planned with
+  Change onto_disk{"\"nvme\" as device of zero_optimization.", config};
+  ZeroConfig& zero = onto_disk.config.zero;
+  const auto moves = [&](const char* section) {
+    const bool first = onto_disk.text.back() == '.';
+    onto_disk.text += (first ? "" : " and ") + std::string(section);
+    changes.push_back(onto_disk);
+  };
   if (optimizer.device == OffloadDevice::kCpu) {
-    Change change{"zero_optimization.offload_optimizer.device = \"nvme\"", config};
-    change.config.zero.offload_optimizer.device = OffloadDevice::kNvme;
-    change.config.zero.offload_optimizer.nvme_path = "/";  // only planned with
-    changes.push_back(std::move(change));
+    zero.offload_optimizer.device = OffloadDevice::kNvme;
+    zero.offload_optimizer.nvme_path = kFolder;
+    moves("offload_optimizer");
+  }
+  if (gradient_device(zero) == OffloadDevice::kCpu) {
+    zero.offload_gradients = {GradientDevice::kNvme, kFolder};
+    moves("offload_gradients");
+  }
+  if (zero.offload_param.device == OffloadDevice::kCpu) {
+    zero.offload_param.device = OffloadDevice::kNvme;
+    zero.offload_param.nvme_path = kFolder;
+    zero.offload_param.max_in_cpu = 0;
+    moves("offload_param");
   }
   return changes;
 }

@@ -64,5 +64,29 @@ TEST(HostBudget, TooLittleNamesNeedsAndTheCheapestChangeThatFits) {
   EXPECT_NE(refusal(nvme, 1, 1000).find("use more machines"), std::string::npos);
 }
 
+// Off the device are one unit's states and sums and everybody's parameters: 512 Ki elements a rank and unit, in chunks
+// of 64 Ki on disk.
+TEST(HostBudget, OntoTheDiskGoesFirstWhatTravelsLeast) {
+  Config config = offloaded();
+  config.zero.stage = 3;
+  config.zero.sub_group_size = 64 << 10;
+  config.zero.offload_optimizer.ratio = .25;
+  config.zero.offload_param = {.device = OffloadDevice::kCpu, .buffer_count = 2};
+  constexpr std::int64_t kMiB = 1 << 20;
+  const std::int64_t parameters = 4 * kMiB, sums = 2 * kMiB, states = 6 * kMiB;
+  const std::int64_t shards_ring = 2 * kMiB, sums_ring = kMiB, states_ring = 3 * kMiB;
+  const std::string device = "\"nvme\" as device of zero_optimization.offload_optimizer";
+  EXPECT_EQ(refusal(config, 1, parameters + sums + states), "");
+  const auto expect_advice = [&](std::int64_t available, const std::string& advice) {
+    const std::string told = refusal(config, 1, available);
+    EXPECT_NE(told.find(advice), std::string::npos) << advice << " in: " << told;
+  };
+  expect_advice(parameters + sums + states_ring, device + " fits");
+  expect_advice(parameters + sums_ring + states_ring, device + " and offload_gradients fits");
+  expect_advice(shards_ring + sums_ring + states_ring,
+                device + " and offload_gradients and offload_param fits, with 6.00 MiB");
+  expect_advice(shards_ring + sums_ring + states_ring - 1, "use more machines");
+}
+
 }  // namespace
 }  // namespace ballast
