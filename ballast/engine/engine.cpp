@@ -104,7 +104,7 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module_in, const Config& c
     owner.resize(hooked.size(), static_cast<int>(p));
   }
   hooks = std::make_unique<GradientHooks>(hooked, [this, owner](int tensor, at::Tensor gradient) {
-    take_gradient(owner[static_cast<std::size_t>(tensor)], gradient);
+    take_gradient(owner[static_cast<std::size_t>(tensor)], std::move(gradient));
   });
   lr = schedule.lr(0);
   if (lane) progress.watch(*lane);
@@ -154,7 +154,7 @@ ScopeGuard Engine::Impl::guard(std::function<void()> end) {
 
 // ---- backward -------------------------------------------------------------------------------------------------------
 
-void Engine::Impl::take_gradient(int parameter, const at::Tensor& gradient) {
+void Engine::Impl::take_gradient(int parameter, at::Tensor gradient) {
   if (!in_backward)
     throw UseError("engine.backward", "a gradient arrived outside engine.backward() (parameter ",
                    layout.parameters[static_cast<std::size_t>(parameter)].name(),
@@ -163,7 +163,7 @@ void Engine::Impl::take_gradient(int parameter, const at::Tensor& gradient) {
                    "detach() what this module gave to it)");
   gradient_arrived = true;
   const at::NoGradGuard no_grad;
-  reducer->on_gradient(parameter, gradient);
+  reducer->on_gradient(parameter, std::move(gradient));
 }
 
 void Engine::Impl::backward(const at::Tensor& loss, const BackwardOptions& options) {

@@ -50,7 +50,7 @@ struct Engine::Impl {
   ScopeGuard guard(std::function<void()> end);
 
   void backward(const at::Tensor& loss, const BackwardOptions& options);
-  void take_gradient(int parameter, const at::Tensor& gradient);
+  void take_gradient(int parameter, at::Tensor gradient);
   Announcement announce(bool reduce) const;
   /// All ranks are in this call, on this unit.
   Agreed meet(Call call, int unit);

@@ -22,9 +22,10 @@ class GradientStore {
   GradientStore(const Layout& layout, const GradPolicy& policy, int rank, std::shared_ptr<Ledger> ledger,
                 std::unique_ptr<HostSums> host = nullptr);
 
-  /// Adds one parameter's gradient (shape and dtype of the parameter) to its unit's contributions.
-  void contribute(int parameter, const at::Tensor& gradient);
-  bool holds(int unit) const { return at(unit).local.defined(); }
+  /// Adds one parameter's gradient (shape and dtype of the parameter) to its unit's contributions. The first of a
+  /// parameter may stay as it is until it is copied together with others of its unit: give it away.
+  void contribute(int parameter, at::Tensor gradient);
+  bool holds(int unit) const { return at(unit).contributed > 0; }
   /// More than one contribution to some parameter has been added up: it travels in the accumulation dtype.
   bool mixed(int unit) const { return at(unit).mixed; }
   /// Every parameter of the unit has contributed.
@@ -36,7 +37,7 @@ class GradientStore {
   /// none.
   at::Tensor take(int unit);
   /// A look at the same without moving.
-  const at::Tensor& local(int unit) const { return at(unit).local; }
+  const at::Tensor& local(int unit);
 
   /// Adds a sum over ranks (fp32, or the dtype of the only rank's contributions) to what landed before: [padded] with
   /// keep_whole_sum, else [shard].
@@ -69,16 +70,24 @@ class GradientStore {
   }
 
  private:
+  struct Arrival {
+    int slot;
+    at::Tensor gradient;
+  };
   struct UnitGrads {
     at::Tensor local, sum;
-    std::vector<bool> has;  // by slot: a contribution is in local
+    std::vector<Arrival> arrivals;   // first contributions that are not in local yet
+    std::int64_t arrived_bytes = 0;  // of those
+    std::vector<bool> has;           // by slot: a contribution is in local or has arrived
     int contributed = 0;
     bool mixed = false;
-    bool landed = false;  // in this window
-    Ledger::Entry local_bytes, sum_bytes;
+    bool landed = false;                   // in this window
+    Ledger::Entry local_bytes, sum_bytes;  // local's from the first arrival on
   };
   const UnitGrads& at(int unit) const { return units_[static_cast<std::size_t>(unit)]; }
   UnitGrads& at(int unit) { return units_[static_cast<std::size_t>(unit)]; }
+  void gather_arrivals(int unit);
+  void drop(int unit);
   void set_sum(UnitGrads& unit, at::Tensor sum);
 
   const Layout& layout_;

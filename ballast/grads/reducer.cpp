@@ -44,8 +44,8 @@ std::int64_t Reducer::bits(const Layout& layout) {
   return round_up(flags, 64) + 64;
 }
 
-void Reducer::on_gradient(int parameter, const at::Tensor& gradient) {
-  store_.contribute(parameter, gradient);
+void Reducer::on_gradient(int parameter, at::Tensor gradient) {
+  store_.contribute(parameter, std::move(gradient));
   if (!reduces_at_backward() || !policy_.overlap) return;
   while (started_ < order_.size() && may_start_early(order_[started_])) {
     const int unit = order_[started_];

@@ -56,7 +56,7 @@ class Reducer {
 
   /// deferred: contributions stay here, whatever the stage (no_sync, coalesce_grad_reduction).
   void begin_backward(bool deferred) { deferred_ = deferred; }
-  void on_gradient(int parameter, const at::Tensor& gradient);
+  void on_gradient(int parameter, at::Tensor gradient);
   /// Does the end of this backward reduce? Then a round follows.
   bool reduces_at_backward() const { return policy_.reduce_every_backward && !deferred_; }
 

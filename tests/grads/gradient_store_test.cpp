@@ -80,6 +80,51 @@ TEST(GradientStore, SparseContributionsAreDense) {
   EXPECT_TRUE(at::equal(taken.sum(1), at::tensor({0.f, 10.f, 0.f})));
 }
 
+TEST(GradientStore, GradientsThatWaitForOthersOfTheirUnitAreCountedOnceAndReadAsIfTheyWereThere) {
+  Store s(policy_of(2));
+  const std::int64_t planned = 4 * s.layout.units[0].padded;
+  const auto give = [&] { s.store.contribute(0, at::full({3, 5}, 2, at::kFloat)); };
+
+  give();
+  EXPECT_EQ(s.bytes(Tier::kDevice), planned);
+  EXPECT_TRUE(s.store.holds(0));
+  EXPECT_TRUE(at::all(s.slot(s.store.local(0), 0) == 2).item<bool>()) << "read";
+  s.store.contribute(0, at::ones({3, 5}));
+  EXPECT_TRUE(at::all(s.slot(s.store.take(0), 0) == 3).item<bool>()) << "added to";
+
+  give();
+  s.store.overwrite(0, at::full({3, 5}, 7, at::kFloat));
+  EXPECT_EQ(s.store.take(0).sum().item<double>(), 0) << "overwritten";
+  s.store.release(0);
+
+  give();
+  s.store.move(c10::kCPU, Tier::kHost);
+  EXPECT_EQ(s.bytes(Tier::kHost), planned) << "moved";
+  EXPECT_EQ(s.bytes(Tier::kDevice), 0);
+  EXPECT_EQ(s.store.take(0).sum().item<double>(), 30);
+
+  give();
+  s.store.clear();
+  EXPECT_EQ(s.bytes(Tier::kDevice), 0) << "dropped";
+  s.store.contribute(1, at::ones({7}));
+  EXPECT_EQ(s.store.take(0).sum().item<double>(), 7) << "nothing of the dropped one";
+  EXPECT_EQ(s.ledger->cell(MemoryKind::kGrads, Tier::kDevice).peak, planned + 4 * s.layout.units[0].shard)
+      << "the overwritten sum came on top";
+}
+
+TEST(GradientStore, AGradientInMemoryThatOthersOwnIsCopiedAtOnce) {
+  const auto given = [](const at::Tensor& mine, at::Tensor gradient) {
+    Store s(policy_of(2));
+    s.store.contribute(0, std::move(gradient));
+    mine.fill_(9);
+    return s.slot(s.store.take(0), 0).sum().item<double>();
+  };
+  const at::Tensor kept = at::ones({3, 5});
+  EXPECT_EQ(given(kept, kept), 15) << "the caller kept the tensor";
+  const at::Tensor block = at::ones({40});
+  EXPECT_EQ(given(block, block.narrow(0, 5, 15).view({3, 5})), 15) << "a part of a larger block";
+}
+
 // Pieces of one chunk of squares, so that a sum of several chunks lands in several pieces; on disk behind a ring that
 // holds two of them.
 struct HostStore {
