@@ -269,7 +269,7 @@ void add_zero(Keys& keys) {
   keys.push_back(bind<Config>(
       {.path = zero + "stage3_param_persistence_threshold",
        .allowed = integer(0),
-       .meaning = "Units with fewer elements stay gathered.",
+       .meaning = "Units with at most so many elements stay gathered.",
        .alias = zero + "param_persistence_threshold"},
       [](auto& c) -> auto& { return c.zero.stage3_param_persistence_threshold; }));
   keys.push_back(bind<Config>(
