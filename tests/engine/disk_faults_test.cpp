@@ -205,7 +205,9 @@ TEST(Case37, FiveHundredStepsWithStatesOnDiskKeepDescriptorsThreadsAndMemory) {
           const Usage late = Usage::now();
           EXPECT_EQ(late.descriptors, early.descriptors);
           EXPECT_EQ(late.threads, early.threads);
+#ifndef __SANITIZE_ADDRESS__  // it keeps what is freed for a while, to see who still uses it
           EXPECT_LE(late.resident, early.resident * 101 / 100);
+#endif
         },
         thread_options());
 }
