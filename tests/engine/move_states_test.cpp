@@ -4,6 +4,8 @@
 #include "ballast/base/error.h"
 #include "ballast/comm/testing.h"
 #include "tests/engine/support/cases.h"
+#include "tests/engine/support/homes.h"
+#include "tests/engine/support/swap_folder.h"
 #include "tests/engine/support/zoo.h"
 
 namespace ballast::testing {
@@ -52,33 +54,32 @@ Answer train(const World& world, const Cell& cell, const nlohmann::json& zero, c
   return answer;
 }
 
-const std::vector<nlohmann::json> kPlacements{
-    {},
-    {{"offload_optimizer", {{"device", "cpu"}}}},
-    {{"offload_optimizer", {{"device", "cpu"}, {"ratio", 0.5}}}},
-    {{"offload_optimizer", {{"device", "cpu"}}}, {"offload_param", {{"device", "cpu"}}}}};
-
 TEST(MoveStates, ComeBackBitForBitInEveryStageAndPlacement) {
+  std::vector<Home> places = homes();
+  places.push_back({"all on the host", Placement::kAllHost, nlohmann::json::object()});
   for (int size : {1, 2})
     for (DType dtype : {DType::kFloat32, DType::kBFloat16})
       run_ranks(
           size,
           [&](const World& world) {
             for (int stage : {0, 1, 2, 3})
-              for (nlohmann::json zero : kPlacements) {
-                if (zero.contains("offload_param") && stage != 3) continue;
+              for (const Home& home : places) {
+                if (home.placement == Placement::kAllHost && stage != 3) continue;
+                nlohmann::json zero = home.zero;
                 if (stage == 3) zero["stage3_param_persistence_threshold"] = 20;  // small units stay gathered
-                const Cell cell{stage, Placement::kDevice, dtype, false};
+                const Cell cell{stage, home.placement, dtype, false};
                 const Answer want = train(world, cell, zero, nullptr);
                 for (const Kinds& kinds : kEveryKind) {
                   const Answer got = train(world, cell, zero, &kinds);
-                  EXPECT_EQ(got.losses, want.losses) << "stage " << stage << ", " << zero;
+                  EXPECT_EQ(got.losses, want.losses) << "stage " << stage << ", " << home.name;
                   for (const auto& [name, value] : got.masters)
-                    EXPECT_TRUE(bit_equal(value, want.masters.at(name))) << name << ", stage " << stage << ", " << zero;
+                    EXPECT_TRUE(bit_equal(value, want.masters.at(name)))
+                        << name << ", stage " << stage << ", " << home.name;
                 }
               }
           },
           thread_options());
+  expect_nothing_swapped();
 }
 
 TEST(MoveStates, LeaveNothingOnTheDevice) {
