@@ -14,8 +14,8 @@ namespace ballast::cli {
 inline constexpr int kExitInterrupted = 130;  // as a shell reports an end by Ctrl-C
 
 /// Trains, evaluates, generates; writes metrics.csv, metrics.jsonl, config.json and sample.txt into the run's folder,
-/// and the trace where one is asked for.
-int train(const RunFile& run, const TraceOptions& trace = {});
+/// the trace where one is asked for, and checkpoints. resume: "" for a new run, else as find_resume_point takes it.
+int train(const RunFile& run, const TraceOptions& trace = {}, const std::string& resume = "");
 
 /// Prints what a rank's memory will hold, by kind and tier, and what each stage and placement would change. ranks: 0
 /// for as many as were launched. with_engine: runs every stage and placement for two windows (on the launched ranks),
@@ -24,6 +24,12 @@ int estimate(const RunFile& run, int ranks, bool with_engine);
 
 /// Prints a configuration's notices and effective values. file: a run's, or an engine's configuration alone.
 int check_config(const std::filesystem::path& file, const std::vector<std::string>& changes);
+
+/// Prints what a checkpoint holds; with names, each parameter too. path: a folder of checkpoints (its latest) or one of
+/// them.
+int inspect_checkpoint(const std::filesystem::path& path, bool names);
+/// Reads all of it and compares checksums.
+int verify_checkpoint(const std::filesystem::path& path);
 
 /// Prints the versions and devices that this build has found.
 int info();

@@ -20,6 +20,8 @@ constexpr const char* kExamples = R"(Examples:
   torchrun --nproc_per_node 2 --no_python ballast train --config run.json
   ballast train --config run.json --set engine.zero_optimization.stage=3 --set train.steps=100
   ballast train --config run.json --trace trace.json --trace-steps 5:8
+  ballast train --config run.json --save-every 500 --keep-last 3 --resume auto
+  ballast checkpoint inspect runs/run/checkpoints
   ballast estimate --config run.json --ranks 8
   ballast config check run.json
   ballast bench-io /mnt/nvme
@@ -82,17 +84,41 @@ int run(int argc, char** argv) {
                     "Write what ran when, as a Chrome trace (ui.perfetto.dev); FILE.rankN of several ranks");
   train->add_option("--trace-steps", trace_steps,
                     "Steps that the trace holds, FIRST:LAST [5:10, of a shorter run its last six]");
-  train->footer("Ctrl-C ends the run after the running step, with the report so far.\n\n" + std::string(kExamples));
+  std::string resume, save;
+  long long save_every = 0, keep_last = 0;
+  CLI::Option* resumed =
+      train
+          ->add_option("--resume", resume,
+                       "Go on with a checkpoint: auto, where there is one in the run's folder for them; a folder, or a "
+                       "tag")
+          ->expected(0, 1)
+          ->default_str("auto");
+  train->add_option("--save", save,
+                    "Folder for checkpoints; one is written at the end, and when Ctrl-C or SIGTERM comes");
+  CLI::Option* every = train->add_option("--save-every", save_every, "Steps between checkpoints");
+  CLI::Option* kept = train->add_option("--keep-last", keep_last, "Checkpoints to keep, the last ones");
+  train->footer(
+      "Ctrl-C ends the run after the running step, with the report so far; a second one at once. SIGTERM does the "
+      "same: with checkpoints on, one is written "
+      "first.\n\n" +
+      std::string(kExamples));
   train->callback([&] {
     chosen = [&] {
       cli::RunFile file = options.load("train");
       if (sample < 0) throw UseError("cli.parse", "out of range (--sample ", sample, "; want an integer >= 0)");
       if (sampled->count() > 0) file.sample.count = sample;
+      if (save_every < 0 || keep_last < 0)
+        throw UseError("cli.parse", "out of range (", save_every < 0 ? "--save-every " : "--keep-last ",
+                       save_every < 0 ? save_every : keep_last, "; want an integer >= 0)");
+      if (!save.empty()) file.save.folder = save;
+      if (every->count() > 0) file.save.every = save_every;
+      if (kept->count() > 0) file.save.keep_last = keep_last;
+      if (resumed->count() > 0 && resume.empty()) resume = "auto";
       if (!trace_steps.empty() && trace_file.empty())
         throw UseError("cli.parse", "missing option (--trace FILE beside --trace-steps)");
       cli::TraceOptions trace{trace_file, {}};
       if (!trace_steps.empty()) trace.steps = cli::parse_steps(trace_steps);
-      return cli::train(file, trace);
+      return cli::train(file, trace, resume);
     };
   });
 
@@ -118,6 +144,26 @@ int run(int argc, char** argv) {
       return cli::check_config(file, changes);
     };
   });
+
+  CLI::App* checkpoint = app.add_subcommand("checkpoint", "Look at checkpoints");
+  checkpoint->allow_extras();
+  std::string saved;
+  bool names = false;
+  const auto look_at = [&](CLI::App* verb, std::function<int()> look) {
+    verb->add_option("PATH", saved, "A folder of checkpoints, for its latest, or one of them");
+    verb->allow_extras();
+    verb->callback([&, look] {
+      chosen = [&, look] {
+        if (saved.empty()) throw UseError("cli.parse", "missing word (PATH of checkpoint)");
+        return look();
+      };
+    });
+  };
+  CLI::App* inspect = checkpoint->add_subcommand("inspect", "Print what a checkpoint holds");
+  inspect->add_flag("--names", names, "Each parameter too");
+  look_at(inspect, [&] { return cli::inspect_checkpoint(saved, names); });
+  look_at(checkpoint->add_subcommand("verify", "Read all of a checkpoint and compare its checksums"),
+          [&] { return cli::verify_checkpoint(saved); });
 
   cli::BenchIoOptions disk;
   bool threads = false;

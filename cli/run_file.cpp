@@ -103,6 +103,11 @@ RunFile RunFile::from_json(json root, const std::string& name) {
   return run;
 }
 
+std::filesystem::path RunFile::run_folder() const { return std::filesystem::path(train.folder) / train.name; }
+std::filesystem::path RunFile::save_folder() const {
+  return save.folder.empty() ? run_folder() / "checkpoints" : std::filesystem::path(save.folder);
+}
+
 json RunFile::to_json() const {
   json root{{"engine", engine.to_json()}};
   for (const auto& key : run_keys()) {

@@ -33,6 +33,16 @@ struct TrainSection {
   std::string device = "auto";
 };
 
+/// Checkpoints of the run. Without `every` and `folder` there are none.
+struct SaveSection {
+  std::int64_t every = 0;      // steps; 0: at the run's end and at an interruption only
+  std::string folder;          // "": "checkpoints" in the run's own
+  std::int64_t keep_last = 0;  // 0: all
+  bool asynchronous = false;
+
+  bool on() const { return every > 0 || !folder.empty(); }
+};
+
 struct SampleSection {
   std::int64_t count = 0;
   std::string prompt = "\n";
@@ -47,6 +57,7 @@ struct RunFile {
   models::GptOptions model;  // its context is also the length of the data's windows; its seed is train.seed
   DataSection data;
   TrainSection train;
+  SaveSection save;
   SampleSection sample;
 
   /// changes: "train.steps=10": made before anything is checked, the value JSON or else text. Throws ConfigError.
@@ -54,6 +65,8 @@ struct RunFile {
   /// name: what train.name is where the JSON leaves it out.
   static RunFile from_json(nlohmann::json root, const std::string& name);
 
+  std::filesystem::path run_folder() const;
+  std::filesystem::path save_folder() const;
   /// Every key with its value; from_json(to_json()) is the same run.
   nlohmann::json to_json() const;
 };

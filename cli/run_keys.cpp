@@ -115,7 +115,7 @@ void add_train(Keys& keys) {
   keys.push_back(text(
       {.path = "train.name",
        .meaning = "The run's files are in this folder below train.folder; an earlier run of that name "
-                  "is replaced.",
+                  "is replaced, unless --resume goes on with it.",
        .fallback = "the file's name"},
       [](auto& r) -> auto& { return r.train.name; }));
   keys.push_back(text(
@@ -142,7 +142,7 @@ void add_train(Keys& keys) {
   keys.push_back(bind<RunFile>(
       {.path = "train.seed",
        .allowed = integer(0, 9e15),
-       .meaning = "Of the weights, the order of the text, the windows' lengths and the sample."},
+       .meaning = "Of the weights, the order of the text, the windows' lengths, dropout and the sample."},
       [](auto& r) -> auto& { return r.train.seed; }));
   keys.push_back(bind<RunFile>(
       {.path = "train.threads",
@@ -152,6 +152,29 @@ void add_train(Keys& keys) {
   keys.push_back(text(
       {.path = "train.device", .meaning = "\"cpu\", \"cuda\", \"cuda:1\", or \"auto\": CUDA where there is one."},
       [](auto& r) -> auto& { return r.train.device; }));
+}
+
+void add_save(Keys& keys) {
+  keys.push_back(bind<RunFile>(
+      {.path = "save.every",
+       .allowed = integer(0),
+       .meaning = "Steps between checkpoints, as by --save-every; 0: at the end and at an interruption only, where "
+                  "save.folder is given."},
+      [](auto& r) -> auto& { return r.save.every; }));
+  keys.push_back(text(
+      {.path = "save.folder",
+       .meaning = "Where checkpoints are, as by --save; all ranks write there. None: checkpoints in the run's folder."},
+      [](auto& r) -> auto& { return r.save.folder; }));
+  keys.push_back(bind<RunFile>(
+      {.path = "save.keep_last",
+       .allowed = integer(0),
+       .meaning = "So many of them are kept, as by --keep-last; 0: all."},
+      [](auto& r) -> auto& { return r.save.keep_last; }));
+  keys.push_back(bind<RunFile>(
+      {.path = "save.asynchronous",
+       .allowed = boolean(),
+       .meaning = "Copy a rank's states to host memory, and write them behind the training."},
+      [](auto& r) -> auto& { return r.save.asynchronous; }));
 }
 
 void add_sample(Keys& keys) {
@@ -179,6 +202,7 @@ const std::vector<Key<RunFile>>& run_keys() {
     add_model(all);
     add_data(all);
     add_train(all);
+    add_save(all);
     add_sample(all);
     return all;
   }();
@@ -186,7 +210,7 @@ const std::vector<Key<RunFile>>& run_keys() {
 }
 
 const std::vector<std::string>& own_sections() {
-  static const std::vector<std::string> sections{"model", "data", "train", "sample"};
+  static const std::vector<std::string> sections{"model", "data", "train", "save", "sample"};
   return sections;
 }
 

@@ -12,7 +12,7 @@ namespace ballast::cli {
 /// reading, errors, to_json, docs/train.md and the tests.
 const std::vector<schema::Key<RunFile>>& run_keys();
 
-/// "model", "data", "train", "sample".
+/// "model", "data", "train", "save", "sample".
 const std::vector<std::string>& own_sections();
 
 /// Every path that a run file may hold, those of the engine's section included: what an unknown key is compared with.

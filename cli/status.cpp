@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 #include <numbers>
 
 #include "ballast/base/bytes.h"
@@ -41,6 +42,20 @@ void Status::add(const StepResult& result, double epoch, const Ledger& memory) {
   if (result.held_out_nats) held_out_nats_ = result.held_out_nats;
 }
 
+nlohmann::json Status::sums() const {
+  nlohmann::json sums = {{"tokens", tokens_}, {"not_applied", not_applied_}, {"seconds", seconds_}};
+  if (held_out_nats_) sums["held_out_nats"] = *held_out_nats_;
+  return sums;
+}
+
+void Status::go_on(std::int64_t step, const nlohmann::json& sums) {
+  last_.step = first_step_ = step;
+  tokens_ = sums.value("tokens", std::int64_t{0});
+  not_applied_ = sums.value("not_applied", std::int64_t{0});
+  seconds_ = first_seconds_ = sums.value("seconds", 0.0);
+  if (sums.contains("held_out_nats")) held_out_nats_ = sums["held_out_nats"].get<double>();
+}
+
 std::string Status::bits(double nats) const { return print("%.2f bits a ", bits_of(nats)) + unit_; }
 
 std::string Status::line(bool starts_interval) {
@@ -49,7 +64,8 @@ std::string Status::line(bool starts_interval) {
                            static_cast<long long>(steps_), last_.nats) +
                      bits(last_.nats);
   text += "  " + format_count(rate(static_cast<double>(interval_tokens_), interval_seconds_)) + " " + unit_ + "s/s";
-  const double left = seconds_ / static_cast<double>(last_.step) * static_cast<double>(steps_ - last_.step);
+  const double left = (seconds_ - first_seconds_) / static_cast<double>(last_.step - first_step_) *
+                      static_cast<double>(steps_ - last_.step);
   text += "  left " + monitor::format_duration(left);
   if (report.applied) {
     text += print("  norm %.3f%s", report.grad_norm, report.clip_factor < 1 ? " clipped" : "");

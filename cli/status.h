@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -34,6 +36,10 @@ class Status {
 
   void add(const StepResult& result, double epoch, const Ledger& memory);
 
+  /// The sums so far, and a run that goes on with them behind step `step`.
+  nlohmann::json sums() const;
+  void go_on(std::int64_t step, const nlohmann::json& sums);
+
   double fraction() const { return static_cast<double>(last_.step) / static_cast<double>(steps_); }
   std::int64_t tokens() const { return tokens_; }
   double seconds() const { return seconds_; }
@@ -55,6 +61,8 @@ class Status {
   std::string unit_;
   bool scaled_;
   StepResult last_;
+  std::int64_t first_step_ = 0;  // behind which this process began
+  double first_seconds_ = 0;
   std::int64_t tokens_ = 0, interval_tokens_ = 0, not_applied_ = 0;
   double seconds_ = 0, interval_seconds_ = 0, epoch_ = 0;
   std::array<Ledger::Cell, 3> memory_{};  // by tier

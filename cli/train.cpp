@@ -6,6 +6,7 @@
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "ballast/base/bytes.h"
 #include "ballast/base/error.h"
@@ -40,21 +41,28 @@ std::shared_ptr<const data::Windows> open_windows(const RunFile& run) {
 /// All that rank 0 shows and writes. The other ranks have none.
 class Console {
  public:
-  Console(const RunFile& run, const Trainer& trainer, const data::Windows& windows)
+  /// sums: of a run that goes on.
+  Console(const RunFile& run, const Trainer& trainer, const data::Windows& windows,
+          const std::optional<nlohmann::json>& sums)
       : run_(run),
         unit_(run.data.format == data::TokenFormat::kByte ? "byte" : "token"),
         status_(run.train.steps, unit_, run.engine.fp16.enabled),
-        folder_(fs::path(run.train.folder) / run.train.name),
+        folder_(run.run_folder()),
         with_times_(run.engine.wall_clock_breakdown),
         progress_(stdout, monitor::Progress::is_terminal(stdout)),
-        metrics_(folder_, Status::columns(with_times_)),
+        metrics_(folder_, Status::columns(with_times_), sums ? static_cast<double>(trainer.steps()) : -1),
         entropy_(data::order0_entropy(windows.corpus())) {
+    if (sums) status_.go_on(trainer.steps(), *sums);
     fs::remove(folder_ / "sample.txt");  // an earlier run's; the other files are written anew
     write_file(folder_ / "config.json", run.to_json().dump(2) + "\n");
     progress_.line(describe_model(run, trainer.parameters()));
     progress_.line(describe_engine(run, trainer.engine().world()));
     progress_.line(describe_text(windows, unit_, entropy_));
+    if (sums) progress_.line("goes on behind step " + std::to_string(trainer.steps()));
   }
+
+  nlohmann::json sums() const { return status_.sums(); }
+  void say(const std::string& line) { progress_.line(line); }
 
   void show(const StepResult& result, const Trainer& trainer) {
     status_.add(result, trainer.epoch(), trainer.engine().memory());
@@ -111,7 +119,7 @@ class Console {
 
 }  // namespace
 
-int train(const RunFile& run, const TraceOptions& trace_options) {
+int train(const RunFile& run, const TraceOptions& trace_options, const std::string& resume) {
   if (run.train.threads > 0) at::set_num_threads(run.train.threads);
   const auto windows = open_windows(run);  // before ranks meet: its errors are every rank's own
   const Launched here = launched();
@@ -119,17 +127,30 @@ int train(const RunFile& run, const TraceOptions& trace_options) {
   catch_interrupts();
   const World world = make_world(run);
   Trainer trainer(run, world, windows);
+  std::optional<nlohmann::json> sums;
+  if (!resume.empty()) sums = trainer.resume(resume, run.save_folder());
   std::unique_ptr<Console> console;
-  if (world.rank() == 0) console = std::make_unique<Console>(run, trainer, *windows);
+  if (world.rank() == 0) console = std::make_unique<Console>(run, trainer, *windows, sums);
+  if (console && !resume.empty() && !sums)
+    console->say("no checkpoint in " + run.save_folder().string() + " yet: starts from the beginning");
 
   bool stop = false;
-  for (std::int64_t step = 1; !stop && !trainer.finished(); ++step) {
+  std::int64_t saved = trainer.steps();
+  const auto save = [&] {
+    trainer.save(console ? console->sums() : nlohmann::json::object());
+    saved = trainer.steps();
+  };
+  for (std::int64_t step = trainer.steps() + 1; !stop && !trainer.finished(); ++step) {
     trace.begin(step);
     const StepResult result = trainer.step();
     trace.end(step, result.stop || trainer.finished());
     if (console) console->show(result, trainer);
     stop = result.stop;
+    if (run.save.every > 0 && step % run.save.every == 0 && !stop) save();
   }
+  if (run.save.on() && saved < trainer.steps()) save();
+  trainer.settle();
+  if (console && run.save.on()) console->say("checkpoints: " + run.save_folder().string());
   if (console) console->finish(trainer);
   if (!stop && run.sample.count > 0) {
     const auto tokens = trainer.sample();  // every rank: at stage 3 each forward gathers parameters from all of them

@@ -4,7 +4,9 @@
 #include <torch/torch.h>
 
 #include <chrono>
+#include <nlohmann/json.hpp>
 
+#include "ballast/base/error.h"
 #include "ballast/base/trace.h"
 #include "ballast/comm/communicator.h"
 #include "ballast/data/permutation.h"
@@ -12,6 +14,7 @@
 #include "ballast/models/generate.h"
 #include "ballast/tiers/device_span.h"
 #include "cli/interrupt.h"
+#include "cli/resume.h"
 
 namespace ballast::cli {
 namespace {
@@ -57,6 +60,8 @@ Trainer::Trainer(const RunFile& run, const World& world, std::shared_ptr<const d
       sampler_(windows_->count(data::Part::kTrain), run.train.seed),
       agreement_(world.communicator("run", c10::kCPU), /*bits=*/0),
       breakdown_(make_breakdown(run.engine.wall_clock_breakdown, world.device())) {
+  // Dropout draws from LibTorch's default generators, which begin at random.
+  torch::manual_seed(data::mix(run.train.seed) + static_cast<std::uint64_t>(world.rank()));
   model_->train();
   if (run.train.activation_checkpointing)
     model_->set_block_runner([](const auto& block, const at::Tensor& x) { return checkpoint(block, x); });
@@ -128,6 +133,41 @@ StepResult Trainer::step() {
   if (!result.stop && windows_->count(data::Part::kHeldOut) > 0 && (due || finished()))
     result.held_out_nats = evaluate().nats;
   return result;
+}
+
+std::optional<nlohmann::json> Trainer::resume(const std::string& word, const std::filesystem::path& folder) {
+  const std::optional<ResumePoint> point = find_resume_point(word, folder);
+  double found = 0;
+  for (const auto& of_rank : agreement_.exchange({point ? 1.0 : 0.0})) found += of_rank[0];
+  if (found == 0) return std::nullopt;
+  if (found < world_.size())
+    throw IoError("cli.resume", "not all ranks see the checkpoint (", folder.string(), "; ", found, " of ",
+                  world_.size(), " do; all ranks must see one folder)");
+  const LoadReport loaded = engine_.load_checkpoint(point->folder, point->tag);
+  const auto state = nlohmann::json::parse(loaded.client_state, nullptr, /*allow_exceptions=*/false);
+  if (!state.is_object() || !state.contains("train"))
+    throw UseError("cli.resume", "the checkpoint is not one of this program's runs (", point->folder.string(), ", ",
+                   loaded.tag, "; load_checkpoint in a program of yours reads it)");
+  const nlohmann::json& train = state["train"];
+  try {
+    step_ = train.at("step");
+    sampler_.restore({train.at("seed"), train.at("windows"), train.at("drawn")});
+  } catch (const nlohmann::json::exception& e) {
+    throw IoError("cli.resume", "the checkpoint's run is incomplete (", point->folder.string(), ", ", loaded.tag, "; ",
+                  e.what(), ")");
+  }
+  return state.value("status", nlohmann::json::object());
+}
+
+void Trainer::save(const nlohmann::json& sums) {
+  const data::SamplerState at = sampler_.state();
+  const nlohmann::json state = {
+      {"train", {{"step", step_}, {"seed", at.seed}, {"windows", at.windows}, {"drawn", at.drawn}}}, {"status", sums}};
+  SaveOptions options;
+  options.asynchronous = run_.save.asynchronous;
+  options.keep_last = static_cast<int>(run_.save.keep_last);
+  options.client_state = state.dump();
+  engine_.save_checkpoint(run_.save_folder(), "global_step" + std::to_string(step_), options);
 }
 
 Evaluation Trainer::evaluate() {

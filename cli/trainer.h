@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -29,6 +31,13 @@ class Trainer {
   /// windows: cut as run.model.context says.
   Trainer(const RunFile& run, const World& world, std::shared_ptr<const data::Windows> windows);
 
+  /// Takes up the checkpoint that `word` names: "auto" for the latest in `folder`, if there is one; a folder with
+  /// checkpoints, one of them, or a tag in `folder`. Returns the status's sums as they were saved, nothing where "auto"
+  /// finds none. Throws what load_checkpoint throws, UseError where the checkpoint is of other data.
+  std::optional<nlohmann::json> resume(const std::string& word, const std::filesystem::path& folder);
+  /// As the run's section says. sums: rank 0's counts.
+  void save(const nlohmann::json& sums);
+
   /// Runs one window, and evaluates behind it where that is due.
   StepResult step();
   /// Evaluates the held-out part.
@@ -36,10 +45,13 @@ class Trainer {
   /// run.sample.count tokens behind run.sample.prompt (as bytes, which every vocabulary of text has).
   std::vector<std::int64_t> sample();
 
+  std::int64_t steps() const { return step_; }  // so far
   bool finished() const { return step_ == run_.train.steps; }
   std::int64_t parameters() const { return parameters_; }
   double epoch() const { return sampler_.epoch(); }
   const Engine& engine() const { return engine_; }
+  /// Waits for what is under way. Throws what became of it.
+  void settle() { engine_.synchronize(); }
   const BatchShape& batch() const { return shape_; }
   /// Wall clock by phase so far; empty unless engine.wall_clock_breakdown.
   std::string times() const { return breakdown_ ? breakdown_->summary() : ""; }

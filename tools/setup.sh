@@ -125,6 +125,14 @@ ensure_torch() {
   use_torch_of .venv/bin/python || die "$WHY_NOT" "delete .venv and run this again"
 }
 
+# A test reads checkpoints with Python's own library for their format, and is skipped without it.
+ensure_safetensors() {
+  "$PYTHON" -c 'import safetensors' 2> /dev/null && return
+  say "dev: installing safetensors for $PYTHON: a test reads checkpoints with it"
+  "$PYTHON" -m pip install --quiet --disable-pip-version-check safetensors < /dev/null >&2 ||
+    say "dev: could not; that test will be skipped"
+}
+
 # set_up [EXTRA_ROW...]: rows as in REQUIRED
 set_up() {
   ensure_packages "$@"

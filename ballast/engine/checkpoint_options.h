@@ -16,7 +16,7 @@ struct SaveOptions {
   bool asynchronous = false;
   /// Of the checkpoints with a default tag this many are kept, older ones removed once the new one stands; 0: all.
   int keep_last = 0;
-  /// The program's own state, a JSON document: load_checkpoint gives it back. Equal on all ranks.
+  /// The program's own state, a JSON document: load_checkpoint gives it back on all ranks. Rank 0's is saved.
   std::string client_state;
 };
 

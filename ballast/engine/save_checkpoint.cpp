@@ -34,7 +34,8 @@ void check_request(const std::string& tag, const SaveOptions& options, bool brok
   try {
     if (!options.client_state.empty()) ckpt::parse_bounded(options.client_state, kDepthOfClientState, "client_state");
   } catch (const IoError& e) {
-    throw UseError("engine.save_checkpoint", "client_state is no JSON document that can be read again (", e.what(), ")");
+    throw UseError("engine.save_checkpoint", "client_state is no JSON document that can be read again (", e.what(),
+                   ")");
   }
   if (options.include_window && broken_window)
     throw UseError("engine.save_checkpoint",
@@ -172,8 +173,8 @@ void Engine::save_checkpoint(const std::filesystem::path& folder, const std::str
   together(*engine.rounds, [&] { check_request(tag, options, engine.window.broken()); });
   engine.final_on_error([&] {
     check_same_request(*engine.rounds, "engine.save_checkpoint",
-                       tag + "|" + options.client_state + "|" + std::to_string(options.include_window) +
-                           std::to_string(options.asynchronous) + std::to_string(options.keep_last));
+                       tag + "|" + std::to_string(options.include_window) + std::to_string(options.asynchronous) +
+                           std::to_string(options.keep_last));
   });
   engine.save(folder, tag, options, agreed);
 }

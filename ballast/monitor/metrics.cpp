@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <fstream>
 #include <system_error>
 
 #include "ballast/base/error.h"
@@ -16,6 +17,21 @@ std::string shortest(double value) {
   std::array<char, 32> text{};
   const auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
   return {text.data(), end};
+}
+
+// Whole lines whose first number (behind `skip` characters) is at most `keep`; none where the first line isn't
+// `header`.
+std::string kept_lines(const std::filesystem::path& path, const std::string& header, std::size_t skip, double keep) {
+  std::ifstream file(path, std::ios::binary);
+  std::string kept, line;
+  if (!header.empty() && (!std::getline(file, line) || line != header)) return kept;
+  while (std::getline(file, line) && !file.eof()) {  // a line without an end was torn
+    double first = 0;
+    const char* const end = line.data() + line.size();
+    const bool number = line.size() > skip && std::from_chars(line.data() + skip, end, first).ec == std::errc();
+    if (number && first <= keep) kept += line + "\n";
+  }
+  return kept;
 }
 
 }  // namespace
@@ -33,16 +49,20 @@ void MetricsFiles::append(const File& to, const std::string& line) {
     throw IoError("monitor.write", "can't write the file (", to.path.string(), ": ", std::strerror(errno), ")");
 }
 
-MetricsFiles::MetricsFiles(const std::filesystem::path& folder, std::vector<std::string> columns)
+MetricsFiles::MetricsFiles(const std::filesystem::path& folder, std::vector<std::string> columns, double keep)
     : columns_(std::move(columns)) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) throw IoError("monitor.create", "can't create the folder (", folder.string(), ": ", error.message(), ")");
-  csv_ = create(folder / "metrics.csv");
-  jsonl_ = create(folder / "metrics.jsonl");
   std::string header;
   for (const std::string& column : columns_) header += (header.empty() ? "" : ",") + column;
-  append(csv_, header + "\n");
+  const std::size_t key = columns_.front().size() + std::string("{\"\": ").size();
+  const std::string rows = keep < 0 ? "" : kept_lines(folder / "metrics.csv", header, 0, keep);
+  const std::string objects = rows.empty() ? "" : kept_lines(folder / "metrics.jsonl", "", key, keep);
+  csv_ = create(folder / "metrics.csv");
+  jsonl_ = create(folder / "metrics.jsonl");
+  append(csv_, header + "\n" + rows);
+  append(jsonl_, objects);
 }
 
 void MetricsFiles::write(const std::vector<std::optional<double>>& row) {

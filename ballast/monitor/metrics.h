@@ -14,8 +14,9 @@ namespace ballast::monitor {
 /// that is killed keeps what it had. Numbers are written with as few digits as read back to the same value.
 class MetricsFiles {
  public:
-  /// Creates the folder where it is missing, and replaces the files of an earlier run. Throws IoError (path, reason).
-  MetricsFiles(const std::filesystem::path& folder, std::vector<std::string> columns);
+  /// Creates the folder where it is missing, and replaces the files of an earlier run, of which the rows stay whose
+  /// first cell is at most `keep`, if it had the same columns. Throws IoError (path, reason).
+  MetricsFiles(const std::filesystem::path& folder, std::vector<std::string> columns, double keep = -1);
 
   /// row: as many cells as columns. A cell without a value is empty in the CSV; so are NaN and infinities, which are
   /// null in the JSON. Throws UseError (another number of cells), IoError (disk full: path, reason).

@@ -58,8 +58,8 @@ class ParamStore {
 
   /// Its owned values are new: brings them into view of the module on all ranks and bumps the version counters of the
   /// parameters that were updated (by parameter index). Collective; finish_publish waits. update: writes them, on the
-  /// lane; empty: they are written. With a lane this returns before, and the first operator that needs the unit waits; a
-  /// frozen unit, which no update changes, doesn't use the lane, so nothing else may be on it then.
+  /// lane; empty: they are written. With a lane this returns before, and the first operator that needs the unit waits;
+  /// a frozen unit, which no update changes, doesn't use the lane, so nothing else may be on it then.
   void publish(int unit, const std::vector<bool>& updated, std::function<void()> update = {});
   void finish_publish();
   /// Collectives that other threads launch must come after those that the lane launches, on every rank: two NCCL

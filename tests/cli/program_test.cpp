@@ -225,6 +225,101 @@ TEST_F(Program, CtrlCEndsAllRanksAfterTheSameStepWithTheReportSoFar) {
   EXPECT_FALSE(contains(outcome.output, "sample of")) << outcome.output;
 }
 
+// The numbers of a run that don't depend on time or on how it went: by line.
+std::vector<std::string> figures(const std::string& jsonl) {
+  std::vector<std::string> lines;
+  std::istringstream text(jsonl);
+  for (std::string line; std::getline(text, line);) {
+    nlohmann::json row = nlohmann::json::parse(line);
+    for (const char* other : {"seconds", "tokens_per_second", "device_peak", "host_peak"}) row.erase(other);
+    lines.push_back(row.dump());
+  }
+  return lines;
+}
+
+TEST_F(Program, GoesOnFromACheckpointAsIfItHadNeverEnded) {
+  const std::string train = "train --config run.json --set train.steps=9 --set model.dropout=0.2 --sample 30";
+  ASSERT_EQ(ballast(train + " --set train.name=whole").status, 0);
+  const std::string saving = train + " --set train.name=part --save-every 2 --keep-last 3";
+  const Outcome first = ballast(saving + " --resume");
+  ASSERT_EQ(first.status, 0) << first.output;
+  EXPECT_TRUE(contains(first.output, "no checkpoint in runs/part/checkpoints yet")) << first.output;
+  EXPECT_TRUE(contains(first.output, "checkpoints: runs/part/checkpoints")) << first.output;
+  EXPECT_EQ(figures(content("runs/part/metrics.jsonl")), figures(content("runs/whole/metrics.jsonl")));
+  for (const char* word : {"global_step6", "runs/part/checkpoints/global_step8/"}) {
+    const Outcome again = ballast(saving + " --resume " + word);
+    ASSERT_EQ(again.status, 0) << again.output;
+    EXPECT_TRUE(contains(again.output, "goes on behind step ")) << again.output;
+    EXPECT_EQ(figures(content("runs/part/metrics.jsonl")), figures(content("runs/whole/metrics.jsonl"))) << word;
+    EXPECT_EQ(content("runs/part/sample.txt"), content("runs/whole/sample.txt")) << word;
+  }
+  // Two ranks and another stage take the same run further.
+  const Outcome further = ballast(
+      "train --config run.json --set train.steps=10 --set model.dropout=0.2 --set engine.zero_optimization.stage=3 "
+      "--set train.name=other --resume runs/part/checkpoints");
+  ASSERT_EQ(further.status, 0) << further.output;
+  EXPECT_TRUE(contains(further.output, "goes on behind step 9")) << further.output;
+  EXPECT_EQ(figures(content("runs/other/metrics.jsonl")).size(), 1U);
+
+  const Outcome unknown = ballast(saving + " --resume global_step7");
+  EXPECT_EQ(unknown.status, 1);
+  EXPECT_TRUE(contains(unknown.output, "there are: ")) << unknown.output;
+  const Outcome nowhere = ballast(saving + " --resume nowhere/at/all");
+  EXPECT_EQ(nowhere.status, 1);
+  EXPECT_TRUE(contains(nowhere.output, "nowhere/at/all/latest")) << nowhere.output;
+  const Outcome wider = ballast(saving + " --set model.width=32 --resume");
+  EXPECT_EQ(wider.status, 2);
+  EXPECT_TRUE(contains(wider.output, "of other shapes are ")) << wider.output;
+  const Outcome seed = ballast(saving + " --set train.seed=9 --resume");
+  EXPECT_EQ(seed.status, 2);
+  EXPECT_TRUE(contains(seed.output, "belongs to other data")) << seed.output;
+}
+
+TEST_F(Program, InspectsAndVerifiesCheckpoints) {
+  ASSERT_EQ(ballast("train --config run.json --set train.steps=2 --save kept").status, 0);
+  const Outcome inspected = ballast("checkpoint inspect kept --names");
+  EXPECT_EQ(inspected.status, 0);
+  for (const char* part : {"kept/global_step2", "saved by 1 ranks, stage 2, fp32, AdamW", "applied_steps 2",
+                           "token_embedding.weight", "exp_avg_sq in 1", "2 updates"})
+    EXPECT_TRUE(contains(inspected.output, part)) << part << "\n" << inspected.output;
+  const std::string file = "kept/global_step2/rank-00000-of-00001.safetensors";
+  EXPECT_TRUE(contains(ballast("checkpoint verify kept/global_step2").output, "global_step2: whole"));
+  std::string damaged = content(file);
+  damaged[damaged.size() - 100] ^= 1;
+  folder_.write(file, damaged);
+  const Outcome verified = ballast("checkpoint verify kept");
+  EXPECT_EQ(verified.status, 1);
+  EXPECT_TRUE(contains(verified.output, "not what was written") && contains(verified.output, file)) << verified.output;
+  EXPECT_EQ(ballast("checkpoint verify").status, 2);
+  EXPECT_EQ(ballast("checkpoint verify nowhere").status, 1);
+}
+
+// A preemption: the launcher sends SIGTERM to all ranks, at one moment or another.
+TEST_F(Program, SigtermSavesAndEndsAndAnotherStartGoesOn) {
+  const auto launch = [&](const std::string& words, const std::string& meanwhile) {
+    return shell("cd " + folder_.path().string() +
+                 "; port=$(python3 -c 'import socket; s = socket.socket(); s.bind((\"127.0.0.1\", 0)); "
+                 "print(s.getsockname()[1])')"
+                 "; export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port; words='train --config run.json "
+                 "--set train.eval_every=0 --save kept --set save.asynchronous=true " +
+                 words + "'; RANK=1 LOCAL_RANK=1 " + kProgram + " $words & one=$!; RANK=0 LOCAL_RANK=0 " + kProgram +
+                 " $words & zero=$!; " + meanwhile + "; wait $one; a=$?; wait $zero; b=$?; echo statuses $a $b");
+  };
+  const Outcome stopped = launch("--set train.steps=1000000 --save-every 3",
+                                 "until [ -s kept/latest ]; do sleep 0.1; kill -0 $zero || exit 99; done; kill -TERM "
+                                 "$zero $one");
+  EXPECT_TRUE(contains(stopped.output, "statuses 130 130")) << stopped.output;
+  EXPECT_TRUE(contains(stopped.output, "stopped after ")) << stopped.output;
+  const std::string latest = content("kept/latest");
+  ASSERT_EQ(latest.rfind("global_step", 0), 0U) << latest;
+  const std::int64_t step = std::stoll(latest.substr(std::string("global_step").size()));
+  EXPECT_EQ(static_cast<std::int64_t>(figures(content("runs/run/metrics.jsonl")).size()), step);
+  const Outcome again = launch("--resume auto --set train.steps=" + std::to_string(step + 2), "true");
+  EXPECT_TRUE(contains(again.output, "statuses 0 0")) << again.output;
+  EXPECT_TRUE(contains(again.output, "goes on behind step " + std::to_string(step))) << again.output;
+  EXPECT_EQ(static_cast<std::int64_t>(figures(content("runs/run/metrics.jsonl")).size()), step + 2);
+}
+
 // The whole of ./dev demo behind its build, cut short.
 TEST_F(Program, DemoTrainsTwoRanksAndMeasuresTheirMemory) {
   const Outcome outcome = shell(

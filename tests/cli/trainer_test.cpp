@@ -118,6 +118,41 @@ TEST_F(TrainerTest, ManagedWindowsAndCheckpointedActivationsTrainToo) {
   EXPECT_EQ(same.norms, managed.norms);
 }
 
+// A run in two parts, the second on other ranks and in another stage.
+TEST_F(TrainerTest, GoesOnOnAnotherNumberOfRanks) {
+  const Outcome whole = train(run_with(file_, 1, 0), 1);
+  for (const int world : {1, 2, 4}) {
+    RunFile first = run_with(file_, 2, 3);
+    const std::filesystem::path saved = folder_.path() / ("saved" + std::to_string(world));
+    first.save.folder = saved.string();
+    constexpr std::int64_t kSavedAfter = 5;
+    const auto open = [&] {
+      auto corpus = std::make_shared<const data::Corpus>(data::Corpus::open({.path = file_.string()}));
+      return std::make_shared<const data::Windows>(
+          corpus, data::WindowOptions{.length = first.model.context, .held_out = first.data.held_out});
+    };
+    testing::run_ranks(2, [&](const World& ranks) {
+      Trainer trainer(first, ranks, open());
+      while (trainer.steps() < kSavedAfter) trainer.step();
+      trainer.save({{"tokens", 77}});
+    });
+    testing::run_ranks(world, [&](const World& ranks) {
+      Trainer trainer(run_with(file_, world, 1), ranks, open());
+      const auto sums = trainer.resume("auto", saved);
+      ASSERT_TRUE(sums.has_value());
+      EXPECT_EQ((*sums)["tokens"], 77);
+      EXPECT_EQ(trainer.steps(), kSavedAfter);
+      EXPECT_FALSE(trainer.resume("auto", saved / "none").has_value());
+      while (!trainer.finished()) {
+        const StepResult result = trainer.step();
+        const auto at = static_cast<std::size_t>(result.step - 1);
+        EXPECT_NEAR(result.nats, whole.nats[at], 1e-4) << world << " ranks, step " << result.step;
+        EXPECT_EQ(result.tokens, whole.tokens[at]);
+      }
+    });
+  }
+}
+
 TEST_F(TrainerTest, EvaluationDoesNotDependOnTheSpread) {
   // 15 windows in batches of 4 / world: rounds that the ranks fill unequally, and a rank with nothing in the last.
   std::vector<double> nats;

@@ -50,6 +50,26 @@ TEST_F(MetricsFilesTest, AnEarlierRunIsReplaced) {
   EXPECT_EQ(content(second.jsonl()), "");
 }
 
+TEST_F(MetricsFilesTest, ARunThatGoesOnKeepsItsRowsUpToThere) {
+  {
+    MetricsFiles first(folder_, {"step", "loss"});
+    for (int step = 1; step <= 12; ++step) first.write({step, 0.5 * step});
+  }
+  std::ofstream(folder_ / "metrics.csv", std::ios::app) << "2";  // the run was killed in the middle of a line
+  std::ofstream(folder_ / "metrics.jsonl", std::ios::app) << "{\"step\": 2";
+  {
+    MetricsFiles second(folder_, {"step", "loss"}, 2);
+    second.write({3, 7});
+    EXPECT_EQ(content(second.csv()), "step,loss\n1,0.5\n2,1\n3,7\n");
+    EXPECT_EQ(content(second.jsonl()),
+              "{\"step\": 1, \"loss\": 0.5}\n{\"step\": 2, \"loss\": 1}\n{\"step\": 3, \"loss\": 7}\n");
+  }
+  MetricsFiles other(folder_, {"step", "other"}, 2);  // rows of other columns don't go together
+  EXPECT_EQ(content(other.csv()), "step,other\n");
+  EXPECT_EQ(content(other.jsonl()), "");
+  EXPECT_EQ(content(MetricsFiles(folder_ / "new", {"step"}, 5).csv()), "step\n");
+}
+
 TEST_F(MetricsFilesTest, ErrorsNamePathAndReason) {
   std::ofstream(folder_ / "file") << "x";
   try {
