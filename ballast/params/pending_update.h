@@ -17,6 +17,8 @@ class PendingUpdate {
       : lane_(&lane), ticket_(ticket), published_(std::move(published)) {}
 
   explicit operator bool() const { return lane_ != nullptr; }
+  /// There is nothing to wait for any more: a matter of timing, which differs between ranks.
+  bool has_run() const { return lane_ == nullptr || lane_->has_run(ticket_); }
   /// When it returns, the host and what is queued on the current stream from now on see the new values. Throws what
   /// ended the lane. unit: its name, for the trace.
   void wait(std::string_view unit) {

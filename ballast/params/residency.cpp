@@ -214,9 +214,11 @@ void Residency::prefetch(const Lock& held) {
       if (at(next).touched) return;  // it faulted last time and is here now: the order has changed
       continue;
     }
-    // Ahead of its update there is nothing to gather, and a wait here would hold up the operator that runs now.
-    if (at(next).update) return;
-    gathers = gathers && ahead_ + size(next) <= limits_.prefetch && make_room(held, size(next), true);
+    // Ahead of its update there is nothing to gather, and a wait here would hold up the operator that runs now. Whether
+    // it has run already is timing, which may decide what is read from disk, but not what is gathered.
+    if (!at(next).update.has_run()) return;
+    gathers =
+        gathers && !at(next).update && ahead_ + size(next) <= limits_.prefetch && make_room(held, size(next), true);
     if (gathers) {
       start_gather(held, next);
     } else if (reads-- > 0) {

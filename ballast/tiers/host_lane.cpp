@@ -35,6 +35,11 @@ void HostLane::wait(Ticket ticket, const char* what, std::string_view which) {
   wait(lock, ticket, what, which);
 }
 
+bool HostLane::has_run(Ticket ticket) {
+  const std::lock_guard lock(mutex_);
+  return done_ >= ticket;
+}
+
 void HostLane::drain() {
   std::unique_lock lock(mutex_);
   wait(lock, submitted_, "all on the host", {});

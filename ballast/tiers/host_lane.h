@@ -44,6 +44,8 @@ class HostLane {
   /// Until this job and all before it have run. what, which: what for, in the trace.
   void wait(Ticket ticket, const char* what = "host", std::string_view which = {});
   void drain();
+  /// The job and all before it have run. Never waits for them.
+  bool has_run(Ticket ticket);
   /// submit() and wait().
   void run(std::function<void()> job) { wait(submit(std::move(job))); }
   void rethrow_failure();
