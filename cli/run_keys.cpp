@@ -53,6 +53,12 @@ Key<RunFile> window_key() {
   return key;
 }
 
+Allowed positive() {
+  Allowed allowed = number(0);
+  allowed.open_min = true;
+  return allowed;
+}
+
 void add_model(Keys& keys) {
   keys.push_back(bind<RunFile>(
       {.path = "model.layers", .allowed = integer(1), .meaning = "Transformer blocks."},
@@ -63,6 +69,40 @@ void add_model(Keys& keys) {
   keys.push_back(bind<RunFile>(
       {.path = "model.heads", .allowed = integer(1), .meaning = "Attention heads a block."},
       [](auto& r) -> auto& { return r.model.heads; }));
+  keys.push_back(bind<RunFile>(
+      {.path = "model.key_heads",
+       .allowed = integer(0),
+       .meaning = "Heads of keys and values, a divisor of the heads; 0: as many as those."},
+      [](auto& r) -> auto& { return r.model.key_heads; }));
+  keys.push_back(bind<RunFile>(
+      {.path = "model.norm",
+       .allowed = choice({"layer", "rms"}),
+       .meaning = "Layer norm, or division by the root of the mean square."},
+      [](auto& r) -> auto& { return r.model.norm; }));
+  keys.push_back(bind<RunFile>(
+      {.path = "model.norm_eps", .allowed = positive(), .meaning = "Added to the variance or mean square."},
+      [](auto& r) -> auto& { return r.model.norm_eps; }));
+  keys.push_back(bind<RunFile>(
+      {.path = "model.positions",
+       .allowed = choice({"learned", "rotary"}),
+       .meaning = "An embedding, or a rotation of queries and keys."},
+      [](auto& r) -> auto& { return r.model.positions; }));
+  keys.push_back(bind<RunFile>(
+      {.path = "model.rope_theta", .allowed = positive(), .meaning = "Base of the wavelengths of rotary positions."},
+      [](auto& r) -> auto& { return r.model.rope_theta; }));
+  keys.push_back(bind<RunFile>(
+      {.path = "model.mlp",
+       .allowed = choice({"gelu", "swiglu"}),
+       .meaning = "Two layers with a GELU between, or with a SiLU gate beside the first."},
+      [](auto& r) -> auto& { return r.model.mlp; }));
+  keys.push_back(bind<RunFile>(
+      {.path = "model.mlp_width",
+       .allowed = integer(0),
+       .meaning = "Between the MLP's two layers; 0: 4 times the width, with \"swiglu\" 8/3 of it in whole 64s."},
+      [](auto& r) -> auto& { return r.model.mlp_width; }));
+  keys.push_back(bind<RunFile>(
+      {.path = "model.bias", .allowed = boolean(), .meaning = "Linear layers and layer norms have one."},
+      [](auto& r) -> auto& { return r.model.bias; }));
   keys.push_back(bind<RunFile>(
       {.path = "model.context",
        .allowed = integer(1),

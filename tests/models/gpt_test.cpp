@@ -7,11 +7,10 @@
 
 #include "ballast/base/error.h"
 #include "ballast/models/skeleton.h"
+#include "tests/models/small.h"
 
 namespace ballast::models {
 namespace {
-
-GptOptions small() { return {.vocabulary = 11, .context = 8, .layers = 2, .width = 12, .heads = 3, .seed = 5}; }
 
 at::Tensor tokens(std::initializer_list<std::int64_t> values, std::int64_t batch) {
   return torch::tensor(std::vector<std::int64_t>(values)).view({batch, -1});
@@ -26,10 +25,16 @@ std::string error_of(const GptOptions& options) {
   return "no error";
 }
 
+std::vector<GptOptions> variants() {
+  GptOptions untied = small(), plain = small(), llama = small_llama();
+  untied.tied_head = false;
+  plain.bias = false;
+  plain.mlp = MlpKind::kSwiglu;
+  return {small(), untied, plain, llama};
+}
+
 TEST(Gpt, SkeletonIsTheModuleWithoutItsMemory) {
-  for (const bool tied : {true, false}) {
-    GptOptions options = small();
-    options.tied_head = tied;
+  for (const GptOptions& options : variants()) {
     Gpt model(options);
     const auto named = model->named_parameters();
     const auto outline = skeleton(options);
@@ -161,6 +166,19 @@ TEST(Gpt, ContradictingOptionsAndWrongShapesAreNamed) {
   options = small();
   options.layers = 0;
   EXPECT_EQ(error_of(options), "[models.gpt] must be at least 1 (layers = 0)");
+  options = small();
+  options.key_heads = 2;
+  EXPECT_EQ(error_of(options), "[models.gpt] heads must be a multiple of key_heads (heads = 3, key_heads = 2)");
+  options = small();
+  options.width = 15;
+  options.positions = PositionKind::kRotary;
+  EXPECT_EQ(error_of(options), "[models.gpt] rotary positions need heads of an even width (width = 15, heads = 3)");
+  options = small();
+  options.mlp_width = -1;
+  EXPECT_EQ(error_of(options), "[models.gpt] must not be negative (key_heads = 0, mlp_width = -1)");
+  options = small();
+  options.norm_eps = 0;
+  EXPECT_EQ(error_of(options), "[models.gpt] must be greater than 0 (rope_theta = 10000, norm_eps = 0)");
   options = small();
   options.dropout = 1;
   EXPECT_EQ(error_of(options), "[models.gpt] must be in [0, 1) (dropout = 1)");
