@@ -83,7 +83,8 @@ int main(int argc, char** argv) {
   bench::Flags flags(argc, argv, "Checkpoints against the disk, in the same run.");
   const std::string path = flags.text("path", fs::temp_directory_path().string(), "folder on the disk");
   const std::int64_t parts = flags.number("parts", 8, "units of the model");
-  const std::int64_t elements = flags.number("elements", 8 << 20, "of each; a checkpoint has 12 bytes of each element");
+  const std::int64_t elements =
+      flags.number("elements", 16 << 20, "of each; a checkpoint has 12 bytes of each element");
   const auto turns = static_cast<int>(flags.number("turns", 5, "of each figure, of which the medians count"));
   const std::string offload = flags.text("offload", "none", "of the optimizer: none, cpu, nvme");
   flags.finish();

@@ -71,17 +71,13 @@ SafetensorsReader& CheckpointReader::open(const std::string& name) {
 
 std::uint64_t CheckpointReader::stream(SafetensorsReader& file, const TensorInfo& tensor, const Sink& sink) {
   Checksum sum;
-  const auto element = static_cast<std::int64_t>(c10::elementSize(tensor.dtype));
-  std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(tensor.end - tensor.begin, kBlock / 4)));
-  for (std::int64_t first = 0; first < tensor.numel;) {
-    const std::int64_t count = std::min(tensor.numel - first, kBlock / 4 / element);
-    const std::span<std::byte> part(buffer.data(), static_cast<std::size_t>(count * element));
-    file.read(tensor, first, part);
+  std::int64_t at = 0;
+  file.read(tensor, [&](std::span<const std::byte> part) {
     sum.add(part);
-    sink(first, part);
-    first += count;
-  }
-  bytes_read_ += tensor.end - tensor.begin;
+    sink(at, part);
+    at += static_cast<std::int64_t>(part.size());
+  });
+  bytes_read_ += at;
   return sum.value();
 }
 
@@ -104,12 +100,15 @@ void CheckpointReader::read(const Pieces& pieces, c10::ScalarType dtype, std::in
       throw IoError("checkpoint.read", "file and manifest disagree about a tensor (", file.path().string(), ", ",
                     piece.tensor, "; ", tensor.numel, " of ", name_of(tensor.dtype), ", want ", piece.end - piece.begin,
                     " of ", name_of(dtype), rank_text(owner_), ")");
-    const std::uint64_t got = stream(file, tensor, [&](std::int64_t first, std::span<const std::byte> bytes) {
-      const std::int64_t at = piece.begin + first, count = static_cast<std::int64_t>(bytes.size()) / element;
-      const std::int64_t from = std::max(at, begin), until = std::min(at + count, end);
+    // In bytes from here on: views needn't end between two elements.
+    const std::int64_t wanted_begin = begin * element, wanted_end = end * element;
+    const std::uint64_t got = stream(file, tensor, [&](std::int64_t offset, std::span<const std::byte> part) {
+      const std::int64_t at = piece.begin * element + offset;
+      const std::int64_t from = std::max(at, wanted_begin);
+      const std::int64_t until = std::min(at + static_cast<std::int64_t>(part.size()), wanted_end);
       if (from < until)
-        std::memcpy(to.data() + (from - begin) * element, bytes.data() + (from - at) * element,
-                    static_cast<std::size_t>((until - from) * element));
+        std::memcpy(to.data() + (from - wanted_begin), part.data() + (from - at),
+                    static_cast<std::size_t>(until - from));
     });
     expect(file, tensor, got, piece.checksum);
   }

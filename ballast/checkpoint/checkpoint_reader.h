@@ -33,7 +33,7 @@ class CheckpointReader {
   void verify(const FileRecord& file);
 
  private:
-  using Sink = std::function<void(std::int64_t first, std::span<const std::byte> bytes)>;
+  using Sink = std::function<void(std::int64_t offset, std::span<const std::byte> part)>;
   SafetensorsReader& open(const std::string& file);
   std::uint64_t stream(SafetensorsReader& file, const TensorInfo& tensor, const Sink& sink);
   void expect(const SafetensorsReader& file, const TensorInfo& tensor, std::uint64_t got, std::uint64_t want) const;

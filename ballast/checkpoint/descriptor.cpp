@@ -1,14 +1,32 @@
 #include "ballast/checkpoint/descriptor.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
+#include <new>
 
 #include "ballast/base/log.h"
 
 namespace ballast::ckpt {
+namespace {
+
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+static_assert(kBlock % kHugePage == 0);
+
+}  // namespace
+
+void FreeMemory::operator()(std::byte* memory) const noexcept { std::free(memory); }
+
+BlockMemory block_memory() {
+  void* const memory = std::aligned_alloc(kHugePage, kBlock);
+  if (memory == nullptr) throw std::bad_alloc();
+  ::madvise(memory, kBlock, MADV_HUGEPAGE);  // refused: small pages, the same result
+  return BlockMemory(static_cast<std::byte*>(memory));
+}
 
 Descriptor::Descriptor(const char* operation, std::filesystem::path path, int flags, Owner owner)
     : path_(std::move(path)), owner_(owner) {
@@ -64,6 +82,11 @@ std::int64_t Descriptor::read(std::span<std::byte> to, std::int64_t offset) {
       move(to.data(), to.size(), offset, [&](int fd) { return sys::read(fd, path_, to, offset); });
   if (moved < 0) fail("checkpoint.read", errno, std::to_string(to.size()) + " bytes at byte " + std::to_string(offset));
   return moved;
+}
+
+void Descriptor::reserve(std::int64_t bytes) {
+  if (bytes > 0 && sys::reserve(fd_, path_, bytes) != 0)
+    fail("checkpoint.write", errno, "making room for " + std::to_string(bytes) + " bytes");
 }
 
 void Descriptor::cut(std::int64_t bytes) {

@@ -27,6 +27,7 @@ class Descriptor {
   void write(std::span<const std::byte> data, std::int64_t offset);
   /// Less where the file ends; returns the bytes read.
   std::int64_t read(std::span<std::byte> to, std::int64_t offset);
+  void reserve(std::int64_t bytes);
   void cut(std::int64_t bytes);
   void sync();
   /// Reports what only closing reports.
@@ -46,15 +47,12 @@ class Descriptor {
   std::atomic<bool> use_direct_{false};
 };
 
-/// Memory for a block, aligned for O_DIRECT.
+/// Memory for a block, aligned for O_DIRECT and in huge pages where the system has them: a disk takes a block of few
+/// contiguous parts in one request.
 struct FreeMemory {
-  void operator()(std::byte* memory) const noexcept {
-    ::operator delete[](memory, std::align_val_t(Descriptor::kAlign));
-  }
+  void operator()(std::byte* memory) const noexcept;
 };
 using BlockMemory = std::unique_ptr<std::byte[], FreeMemory>;
-inline BlockMemory block_memory() {
-  return BlockMemory(static_cast<std::byte*>(::operator new[](kBlock, std::align_val_t(Descriptor::kAlign))));
-}
+BlockMemory block_memory();
 
 }  // namespace ballast::ckpt

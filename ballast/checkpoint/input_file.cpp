@@ -11,7 +11,9 @@
 namespace ballast::ckpt {
 namespace {
 
-constexpr int kBlocks = 3, kThreads = 2;  // one block is read from while two are on their way
+using Sink = std::function<void(std::span<const std::byte>)>;
+
+constexpr int kBlocks = 6, kThreads = 4;  // one block is read from while two are on their way
 
 }  // namespace
 
@@ -26,12 +28,13 @@ struct InputFile::Impl {
     std::future<void> read;
   };
 
-  // The block, its read begun. Takes the buffer that was used longest ago.
-  Block& start(std::int64_t number) {
-    Block* oldest = &blocks.front();
+  // The block, its read begun, in a buffer that holds none of those from `current` on.
+  Block& start(std::int64_t number, std::int64_t current) {
+    Block* oldest = nullptr;
     for (Block& block : blocks) {
       if (block.number == number) return block;
-      if (block.used < oldest->used) oldest = &block;
+      const bool wanted = block.number >= current && block.number < current + kBlocks;
+      if (!wanted && (oldest == nullptr || block.used < oldest->used)) oldest = &block;
     }
     Block& block = *oldest;
     if (block.read.valid()) block.read.wait();
@@ -47,17 +50,16 @@ struct InputFile::Impl {
     return block;
   }
 
-  void read(std::int64_t offset, std::span<std::byte> to) {
-    const auto want = static_cast<std::int64_t>(to.size());
+  void read(std::int64_t offset, std::int64_t want, const Sink& sink) {
     if (offset < 0 || want > length - offset) too_short(offset, want, std::max<std::int64_t>(0, length - offset));
-    while (!to.empty()) {
+    while (want > 0) {
       const std::int64_t number = offset / kBlock, within = offset % kBlock;
-      Block& block = start(number);
+      Block& block = start(number, number);
       block.used = ++clock;
       const bool goes_on = number == last || number == last + 1;
       last = number;
       for (std::int64_t ahead = 1; goes_on && ahead < kBlocks && (number + ahead) * kBlock < length; ++ahead)
-        start(number + ahead);
+        start(number + ahead, number);
       if (block.read.valid()) {
         try {
           block.read.get();
@@ -66,10 +68,10 @@ struct InputFile::Impl {
           throw;
         }
       }
-      const std::int64_t part = std::min(static_cast<std::int64_t>(to.size()), kBlock - within);
+      const std::int64_t part = std::min(want, kBlock - within);
       if (part > block.bytes - within) too_short(offset, part, std::max<std::int64_t>(0, block.bytes - within));
-      std::memcpy(to.data(), block.memory.get() + within, static_cast<std::size_t>(part));
-      to = to.subspan(static_cast<std::size_t>(part));
+      sink({block.memory.get() + within, static_cast<std::size_t>(part)});
+      want -= part;
       offset += part;
     }
   }
@@ -91,6 +93,11 @@ InputFile::InputFile(std::filesystem::path path, Owner owner) : impl_(std::make_
 InputFile::~InputFile() = default;
 const std::filesystem::path& InputFile::path() const { return impl_->file.path(); }
 std::int64_t InputFile::bytes() const { return impl_->length; }
-void InputFile::read(std::int64_t offset, std::span<std::byte> to) { impl_->read(offset, to); }
+void InputFile::read(std::int64_t offset, std::int64_t bytes, const Sink& sink) { impl_->read(offset, bytes, sink); }
+void InputFile::read(std::int64_t offset, std::span<std::byte> to) {
+  std::byte* at = to.data();
+  impl_->read(offset, static_cast<std::int64_t>(to.size()),
+              [&at](std::span<const std::byte> part) { at = std::copy(part.begin(), part.end(), at); });
+}
 
 }  // namespace ballast::ckpt

@@ -12,13 +12,15 @@
 namespace ballast::ckpt {
 namespace {
 
-constexpr int kBlocks = 4, kThreads = 2;  // one block fills while two are on their way
+constexpr int kBlocks = 6, kThreads = 4;  // one block fills while two are on their way
 
 }  // namespace
 
 struct OutputFile::Impl {
-  Impl(std::filesystem::path path, Owner owner)
-      : file("checkpoint.write", std::move(path), O_WRONLY | O_CREAT | O_TRUNC, owner) {}
+  Impl(std::filesystem::path path, Owner owner, std::int64_t bytes)
+      : file("checkpoint.write", std::move(path), O_WRONLY | O_CREAT | O_TRUNC, owner), length(bytes) {
+    file.reserve(bytes);
+  }
 
   struct Block {
     BlockMemory memory;
@@ -69,12 +71,13 @@ struct OutputFile::Impl {
     }
     for (Block& block : blocks)
       if (block.written.valid()) block.written.get();
-    if (sent != total) file.cut(total);
+    if (std::max(sent, length) != total) file.cut(total);
     file.sync();
     file.close();
   }
 
   Descriptor file;
+  const std::int64_t length;  // that it has
   std::array<Block, kBlocks> blocks;
   std::size_t current = 0;
   std::int64_t filled = 0, sent = 0, total = 0;  // bytes: in the current block, given to the workers, given to us
@@ -82,8 +85,8 @@ struct OutputFile::Impl {
   Workers workers{kThreads};  // last: ends before what its jobs use
 };
 
-OutputFile::OutputFile(std::filesystem::path path, Owner owner)
-    : impl_(std::make_unique<Impl>(std::move(path), owner)) {}
+OutputFile::OutputFile(std::filesystem::path path, Owner owner, std::int64_t bytes)
+    : impl_(std::make_unique<Impl>(std::move(path), owner, bytes)) {}
 OutputFile::~OutputFile() = default;
 void OutputFile::write(std::span<const std::byte> data) {
   impl_->guarded([&] { impl_->write(data); });

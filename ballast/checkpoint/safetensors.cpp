@@ -26,6 +26,12 @@ std::int64_t bytes_of(const TensorSpec& tensor) {
   return bytes;
 }
 
+std::int64_t bytes_of(const std::vector<TensorSpec>& tensors) {
+  std::int64_t bytes = 0;
+  for (const TensorSpec& tensor : tensors) bytes += bytes_of(tensor);
+  return bytes;
+}
+
 // A name that is no UTF-8 can't be written: JSON has none.
 std::string header_of(const std::vector<TensorSpec>& tensors, const Metadata& metadata) {
   using Json = nlohmann::json;
@@ -66,7 +72,9 @@ std::uint64_t file_checksum(std::string_view header, std::span<const std::uint64
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorSpec> tensors,
                                      const Metadata& metadata, Owner owner)
-    : tensors_(std::move(tensors)), file_(path, owner), header_(header_of(tensors_, metadata)) {
+    : tensors_(std::move(tensors)),
+      header_(header_of(tensors_, metadata)),
+      file_(path, owner, static_cast<std::int64_t>(header_.size()) + bytes_of(tensors_)) {
   for (const TensorSpec& tensor : tensors_) ends_.push_back((ends_.empty() ? 0 : ends_.back()) + bytes_of(tensor));
   file_.write(bytes_of(header_));
   close_tensors();
@@ -133,6 +141,10 @@ void SafetensorsReader::read(const TensorInfo& tensor, std::int64_t first, std::
     throw UseError("checkpoint.read", "a tensor ends before what is read of it (", path().string(), "; ", tensor.name,
                    "; from element ", first, " on ", to.size(), " bytes, it has ", tensor.numel, " elements)");
   file_.read(static_cast<std::int64_t>(text_.size()) + begin, to);
+}
+
+void SafetensorsReader::read(const TensorInfo& tensor, const std::function<void(std::span<const std::byte>)>& sink) {
+  file_.read(static_cast<std::int64_t>(text_.size()) + tensor.begin, tensor.end - tensor.begin, sink);
 }
 
 std::uint64_t SafetensorsReader::checksum(std::span<const std::uint64_t> tensors) const {

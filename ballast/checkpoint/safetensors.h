@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -68,8 +69,8 @@ class SafetensorsWriter {
 
   std::vector<TensorSpec> tensors_;
   std::vector<std::int64_t> ends_;  // of each tensor's data
-  OutputFile file_;
   std::string header_;
+  OutputFile file_;
   std::int64_t written_ = 0;  // of the data
   Checksum current_;
   std::vector<std::uint64_t> checksums_;
@@ -87,6 +88,8 @@ class SafetensorsReader {
   const TensorInfo& find(const std::string& name) const;
   /// Elements from `first` on, as many as `to` has room for.
   void read(const TensorInfo& tensor, std::int64_t first, std::span<std::byte> to);
+  /// All of its bytes, in views of some size.
+  void read(const TensorInfo& tensor, const std::function<void(std::span<const std::byte>)>& sink);
   /// Of the file, given those of its tensors in the order of their data.
   std::uint64_t checksum(std::span<const std::uint64_t> tensors) const;
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -20,7 +21,9 @@ struct Owner {
 /// then on every call throws it again. Interrupted and short writes are resumed.
 class OutputFile {
  public:
-  OutputFile(std::filesystem::path path, Owner owner);
+  /// bytes: that it will have, where that is known. A full disk then shows at once, and writes that don't lengthen the
+  /// file run side by side.
+  OutputFile(std::filesystem::path path, Owner owner, std::int64_t bytes = 0);
   ~OutputFile();  // waits for writes in flight and closes; never throws, deletes nothing
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
@@ -36,7 +39,7 @@ class OutputFile {
 };
 
 /// A file that is read in parts, best in the order in which they lie: what comes next is then read ahead, past the page
-/// cache where the file system accepts that, into a few buffers (12 MiB). One thread drives it. IoError as above, also
+/// cache where the file system accepts that, into a few buffers (24 MiB). One thread drives it. IoError as above, also
 /// where the file ends too early.
 class InputFile {
  public:
@@ -48,6 +51,8 @@ class InputFile {
   const std::filesystem::path& path() const;
   std::int64_t bytes() const;  // when it was opened
   void read(std::int64_t offset, std::span<std::byte> to);
+  /// The same bytes where they lie in those buffers, as one view or several: sink is called with each in turn.
+  void read(std::int64_t offset, std::int64_t bytes, const std::function<void(std::span<const std::byte>)>& sink);
 
  private:
   struct Impl;

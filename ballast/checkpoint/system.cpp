@@ -98,6 +98,12 @@ std::int64_t write(int fd, const std::filesystem::path& path, std::span<const st
   });
 }
 
+int reserve(int fd, const std::filesystem::path& path, std::int64_t bytes) {
+  if (refused(FileOp::kReserve, path)) return -1;
+  const int result = resumed([&] { return ::fallocate(fd, 0, 0, bytes); });
+  return result != 0 && (errno == EOPNOTSUPP || errno == ENOSYS) ? 0 : result;
+}
+
 int sync(int fd, const std::filesystem::path& path) {
   if (refused(FileOp::kSync, path)) return -1;
   return resumed([&] { return ::fsync(fd); });

@@ -20,6 +20,8 @@ int open(const std::filesystem::path& path, int flags);
 /// Moves all of it, in as many calls as it takes; less where a file ends (read) or the system moves nothing.
 std::int64_t read(int fd, const std::filesystem::path& path, std::span<std::byte> to, std::int64_t offset);
 std::int64_t write(int fd, const std::filesystem::path& path, std::span<const std::byte> data, std::int64_t offset);
+/// Space for a file of that length, which it then has. 0 also where the file system can't say.
+int reserve(int fd, const std::filesystem::path& path, std::int64_t bytes);
 int sync(int fd, const std::filesystem::path& path);
 int rename(const std::filesystem::path& from, const std::filesystem::path& to, bool exchange);
 int make_folder(const std::filesystem::path& path);

@@ -7,7 +7,7 @@
 namespace ballast::testing {
 
 /// What checkpoints ask of the file system.
-enum class FileOp : std::uint8_t { kOpen, kRead, kWrite, kSync, kRename, kMakeFolder, kRemove };
+enum class FileOp : std::uint8_t { kOpen, kReserve, kRead, kWrite, kSync, kRename, kMakeFolder, kRemove };
 
 /// What becomes of one such call.
 struct FileFault {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "ballast/base/error.h"
 #include "ballast/base/log.h"
@@ -16,6 +17,7 @@
 #include "ballast/engine/load_plan.h"
 #include "ballast/engine/rank_errors.h"
 #include "ballast/engine/rank_likeness.h"
+#include "ballast/tiers/host_arena.h"
 #include "ballast/tiers/host_memory.h"
 
 namespace ballast {
@@ -32,6 +34,18 @@ class RankReader {
   RankReader(ckpt::CheckpointReader& reader, const LoadPlan& plan, OptimizerStates& optimizer, ParamStore& params,
              bool with_optimizer)
       : reader_(reader), plan_(plan), optimizer_(optimizer), params_(params), with_optimizer_(with_optimizer) {}
+
+  /// Gets memory for what follows, bytes(), in huge pages: small ones would take as long to get as the data.
+  void reserve(std::int64_t bytes) { arena_.emplace(bytes, false, c10::kCPU); }
+  /// Of all units.
+  std::int64_t bytes(const Layout& layout) const {
+    std::int64_t bytes = 0;
+    for (const Unit& unit : layout.units)
+      bytes += unit.trainable ? (1 + static_cast<std::int64_t>(optimizer_.keys().size())) *
+                                    tiers::HostArena::bytes_of(optimizer_.kept_range(unit.id).size(), at::kFloat)
+                              : tiers::HostArena::bytes_of(params_.owned_range(unit.id).size(), unit.compute_dtype);
+    return bytes;
+  }
 
   /// What is kept of the unit, on the host: master weights and moments, or a frozen unit's parameters. What the
   /// checkpoint hasn't is as it is now. Empty where it has nothing of the unit.
@@ -86,29 +100,51 @@ class RankReader {
     }
   }
 
+  at::Tensor memory(std::int64_t elements, c10::ScalarType dtype) {
+    return arena_ ? arena_->allocate(elements, dtype) : at::empty({elements}, dtype);
+  }
+
+  // Undefined but between the parameters.
+  at::Tensor zero_padded(const Unit& unit, Range kept) {
+    const at::Tensor array = memory(kept.size(), at::kFloat);
+    std::int64_t end = kept.begin;
+    const auto zero_until = [&](std::int64_t begin) {
+      const Range gap = intersect(kept, {end, begin});
+      if (!gap.empty()) array.narrow(0, gap.begin - kept.begin, gap.size()).zero_();
+    };
+    for (const Slot& slot : unit.slots) {
+      zero_until(slot.offset);
+      end = slot.offset + slot.numel;
+    }
+    zero_until(kept.end);
+    return array;
+  }
+
   std::vector<at::Tensor> read_states(const Unit& unit) {
     const Range kept = optimizer_.kept_range(unit.id);
     const std::vector<std::string> keys = optimizer_.keys();
     std::vector<at::Tensor> arrays;
     if (covers(unit)) {
-      for (std::size_t i = 0; i <= keys.size(); ++i) arrays.push_back(at::zeros({kept.size()}, at::kFloat));
+      for (std::size_t i = 0; i <= keys.size(); ++i) arrays.push_back(zero_padded(unit, kept));
     } else {
-      for (const at::Tensor& now : optimizer_.read_all(unit.id, {0, kept.size()})) arrays.push_back(now.clone());
+      for (const at::Tensor& now : optimizer_.read_all(unit.id, {0, kept.size()}))
+        arrays.push_back(memory(now.numel(), at::kFloat).copy_(now));
     }
+    // Key by key, as they lie in the files.
     for_parts(unit, kept, [&](const ckpt::ParameterRecord& record, Range elements, std::int64_t at, std::int64_t n) {
       read_weights(record, elements, arrays[0].narrow(0, at, n));
-      for (std::size_t k = 0; with_optimizer_ && k < keys.size(); ++k)
+    });
+    for (std::size_t k = 0; with_optimizer_ && k < keys.size(); ++k)
+      for_parts(unit, kept, [&](const ckpt::ParameterRecord& record, Range elements, std::int64_t at, std::int64_t n) {
         if (const auto pieces = record.states.find(keys[k]); pieces != record.states.end())
           read(pieces->second, at::kFloat, elements, arrays[1 + k].narrow(0, at, n));
-    });
+      });
     return arrays;
   }
 
   std::vector<at::Tensor> read_frozen(const Unit& unit) {
-    at::Tensor values;
-    params_.with_owned(unit.id, ShardHome::Access::kRead, [&](const at::Tensor& owned) {
-      values = owned.to(at::kCPU, unit.compute_dtype, false, /*copy=*/true);
-    });
+    const at::Tensor values = memory(params_.owned_range(unit.id).size(), unit.compute_dtype);
+    params_.with_owned(unit.id, ShardHome::Access::kRead, [&](const at::Tensor& owned) { values.copy_(owned); });
     for_parts(unit, params_.owned_range(unit.id),
               [&](const ckpt::ParameterRecord& record, Range elements, std::int64_t at, std::int64_t n) {
                 read_weights(record, elements, values.narrow(0, at, n));
@@ -121,6 +157,7 @@ class RankReader {
   OptimizerStates& optimizer_;
   ParamStore& params_;
   const bool with_optimizer_;
+  std::optional<tiers::HostArena> arena_;
 };
 
 // Throws IoError.
@@ -203,12 +240,9 @@ LoadReport Engine::Impl::load(const std::filesystem::path& folder, const std::st
   RankReader mine(*reader, plan, *optimizer, *params, with_optimizer);
   Staged staged;
   together(*rounds, [&] {
-    std::int64_t bytes = 0;
-    for (const Unit& unit : layout.units)
-      bytes += unit.trainable
-                   ? optimizer->kept_range(unit.id).size() * 4 * (1 + OptimizerStates::moments(config.optimizer))
-                   : params->owned_range(unit.id).size() * 4;
+    const std::int64_t bytes = mine.bytes(layout);
     staged.keep = bytes < tiers::available_host_bytes() / (2 * ranks_here);
+    if (staged.keep) mine.reserve(bytes);
     for (const Unit& unit : layout.units) {
       std::vector<at::Tensor> values = mine.read(unit);
       staged.units.push_back(staged.keep ? std::move(values) : std::vector<at::Tensor>());

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ballast/base/error.h"
+#include "ballast/tiers/host_arena.h"
 
 namespace ballast {
 namespace {
@@ -79,15 +80,14 @@ void SaveJob::settle() {
 }
 
 std::span<std::byte> SnapshotBuffer::take(std::int64_t bytes, const std::shared_ptr<Ledger>& ledger) {
-  if (bytes > bytes_) {
+  if (!memory_.defined() || bytes > memory_.numel()) {
     memory_.reset();
     entry_ = {};
-    bytes_ = 0;
-    memory_.reset(new std::byte[static_cast<std::size_t>(bytes)]);  // not zeroed: the snapshot fills it
+    tiers::HostArena arena(tiers::HostArena::bytes_of(bytes, at::kByte), false, c10::kCPU);
+    memory_ = arena.allocate(bytes, at::kByte);
     entry_ = ledger->track(MemoryKind::kStaging, Tier::kHost, bytes);
-    bytes_ = bytes;
   }
-  return {memory_.get(), static_cast<std::size_t>(bytes)};
+  return {static_cast<std::byte*>(memory_.mutable_data_ptr()), static_cast<std::size_t>(bytes)};
 }
 
 }  // namespace ballast

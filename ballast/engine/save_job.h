@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -73,8 +75,7 @@ class SnapshotBuffer {
   std::span<std::byte> take(std::int64_t bytes, const std::shared_ptr<Ledger>& ledger);
 
  private:
-  std::unique_ptr<std::byte[]> memory_;
-  std::int64_t bytes_ = 0;
+  at::Tensor memory_;  // bytes
   Ledger::Entry entry_;
 };
 
