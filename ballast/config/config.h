@@ -102,7 +102,7 @@ struct OffloadParamConfig {
   bool pin_memory = true;                   // as for the optimizer
   std::string nvme_path;                    // as for the optimizer
   int buffer_count = 5;                     // kNvme: buffers between disk and device, >= 2
-  std::int64_t buffer_size = 100'000'000;   // kNvme: elements of one of them at most
+  std::int64_t buffer_size = 0;             // kNvme: elements of one of them at most; 0: as the longest shard wants
   std::int64_t max_in_cpu = 1'000'000'000;  // kNvme: elements of a rank that stay in host memory
 
   bool operator==(const OffloadParamConfig&) const = default;

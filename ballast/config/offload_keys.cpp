@@ -105,8 +105,10 @@ void add_param(Keys& keys) {
       [](auto& c) -> auto& { return c.zero.offload_param.buffer_count; }));
   keys.push_back(bind<Config>(
       {.path = offload + "buffer_size",
-       .allowed = integer(64),
-       .meaning = "nvme: greatest number of elements of one of these buffers, each of which holds a unit's shard."},
+       .allowed = integer(0),
+       .meaning =
+           "nvme: greatest number of elements of one of these buffers, each of which holds a unit's shard; 0: as "
+           "many as the longest has (DeepSpeed: 1e8)."},
       [](auto& c) -> auto& { return c.zero.offload_param.buffer_size; }));
   keys.push_back(bind<Config>(
       {.path = offload + "max_in_cpu",

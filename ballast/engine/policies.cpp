@@ -45,7 +45,7 @@ Policies make_policies(const Config& config, int world) {
   policies.params.shards.tier = tier_of(param.device);
   policies.params.shards.pin_memory = param.pin_memory;
   policies.params.shards.in_host = param.max_in_cpu;
-  policies.params.shards.longest = param.buffer_size;
+  if (param.buffer_size > 0) policies.params.shards.longest = param.buffer_size;
   policies.params.shards.swap = {.nvme_path = param.nvme_path,
                                  .disk = tiers::disk_options(config.aio),
                                  .buffers = param.buffer_count,

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -20,9 +21,10 @@ namespace ballast {
 /// Where the shards of sharded units rest.
 struct ShardPolicy {
   Tier tier = Tier::kDevice;
-  bool pin_memory = false;    // of host memory, next to a device
-  std::int64_t in_host = 0;   // kNvme: elements of a rank that stay in host memory, the first units'
-  std::int64_t longest = 0;   // kNvme: elements of a ring's buffer at most
+  bool pin_memory = false;   // of host memory, next to a device
+  std::int64_t in_host = 0;  // kNvme: elements of a rank that stay in host memory, the first units'
+  /// kNvme: elements of a ring's buffer at most.
+  std::int64_t longest = std::numeric_limits<std::int64_t>::max();
   tiers::SwapOptions swap{};  // kNvme
 };
 

@@ -27,7 +27,7 @@ TEST(Placement, OfNothingIsTheDevice) {
   EXPECT_TRUE(config.offload_param.pin_memory);
   EXPECT_EQ(config.offload_param.nvme_path, "");
   EXPECT_EQ(config.offload_param.buffer_count, 5);
-  EXPECT_EQ(config.offload_param.buffer_size, 100'000'000);
+  EXPECT_EQ(config.offload_param.buffer_size, 0);
   EXPECT_EQ(config.offload_param.max_in_cpu, 1'000'000'000);
   EXPECT_EQ(config.offload_gradients.device, GradientDevice::kAuto);
   EXPECT_EQ(config.offload_gradients.nvme_path, "");
