@@ -1,6 +1,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,8 @@ constexpr const char* kExamples = R"(Examples:
   ballast train --config run.json --trace trace.json --trace-steps 5:8
   ballast train --config run.json --save-every 500 --keep-last 3 --resume auto
   ballast checkpoint inspect runs/run/checkpoints
+  ballast checkpoint export runs/run/checkpoints --to model
+  ballast train --config run.json --init model
   ballast estimate --config run.json --ranks 8
   ballast config check run.json
   ballast bench-io /mnt/nvme
@@ -60,9 +63,9 @@ struct RunOptions {
         ->expected(1)
         ->take_all();
   }
-  cli::RunFile load(const char* verb) const {
+  cli::RunFile load(const char* verb, const std::optional<cli::GivenModel>& given = {}) const {
     if (config.empty()) throw UseError("cli.parse", "missing option (--config FILE of ", verb, ")");
-    return cli::RunFile::load(config, changes);
+    return cli::RunFile::load(config, changes, given);
   }
 };
 
@@ -84,7 +87,7 @@ int run(int argc, char** argv) {
                     "Write what ran when, as a Chrome trace (ui.perfetto.dev); FILE.rankN of several ranks");
   train->add_option("--trace-steps", trace_steps,
                     "Steps that the trace holds, FIRST:LAST [5:10, of a shorter run its last six]");
-  std::string resume, save;
+  std::string resume, save, init;
   long long save_every = 0, keep_last = 0;
   CLI::Option* resumed =
       train
@@ -93,6 +96,8 @@ int run(int argc, char** argv) {
                        "tag")
           ->expected(0, 1)
           ->default_str("auto");
+  train->add_option("--init", init,
+                    "Start from these weights: a folder with config.json and safetensors files, or a checkpoint");
   train->add_option("--save", save,
                     "Folder for checkpoints; one is written at the end, and when Ctrl-C or SIGTERM comes");
   CLI::Option* every = train->add_option("--save-every", save_every, "Steps between checkpoints");
@@ -104,7 +109,12 @@ int run(int argc, char** argv) {
       std::string(kExamples));
   train->callback([&] {
     chosen = [&] {
-      cli::RunFile file = options.load("train");
+      const auto weights = init.empty() ? nullptr : cli::open_weights(init);
+      std::optional<cli::GivenModel> given;
+      if (weights)
+        if (const auto model = weights->model()) given = {*model, weights->where()};
+      cli::RunFile file = options.load("train", given);
+      if (weights) weights->check(file.model);
       if (sample < 0) throw UseError("cli.parse", "out of range (--sample ", sample, "; want an integer >= 0)");
       if (sampled->count() > 0) file.sample.count = sample;
       if (save_every < 0 || keep_last < 0)
@@ -118,7 +128,7 @@ int run(int argc, char** argv) {
         throw UseError("cli.parse", "missing option (--trace FILE beside --trace-steps)");
       cli::TraceOptions trace{trace_file, {}};
       if (!trace_steps.empty()) trace.steps = cli::parse_steps(trace_steps);
-      return cli::train(file, trace, resume);
+      return cli::train(file, trace, resume, weights.get());
     };
   });
 
@@ -145,7 +155,7 @@ int run(int argc, char** argv) {
     };
   });
 
-  CLI::App* checkpoint = app.add_subcommand("checkpoint", "Look at checkpoints");
+  CLI::App* checkpoint = app.add_subcommand("checkpoint", "Look at checkpoints, and convert them");
   checkpoint->allow_extras();
   std::string saved;
   bool names = false;
@@ -164,6 +174,41 @@ int run(int argc, char** argv) {
   look_at(inspect, [&] { return cli::inspect_checkpoint(saved, names); });
   look_at(checkpoint->add_subcommand("verify", "Read all of a checkpoint and compare its checksums"),
           [&] { return cli::verify_checkpoint(saved); });
+
+  std::string to, foreign, dtype = "fp32";
+  long long shard_bytes = cli::ExportOptions().most_shard_bytes;
+  CLI::App* write =
+      checkpoint->add_subcommand("export", "Write a checkpoint's weights as Hugging Face's libraries read them");
+  write->add_option("PATH", saved, "A folder of checkpoints, for its latest, or one of them");
+  write->add_option("--to", to, "Folder to make");
+  write->add_option("--dtype", dtype, "fp32 or bf16 [fp32]")->check(CLI::IsMember({"fp32", "bf16"}));
+  write->add_option("--max-shard-size", shard_bytes, "Most bytes of a file, as 2G [5G]")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::PositiveNumber);
+  options.add_to(*write);
+  write->footer("--config names a run file with the checkpoint's model, for one that another program has saved.");
+  write->callback([&] {
+    chosen = [&] {
+      if (saved.empty() || to.empty())
+        throw UseError("cli.parse", "missing ", saved.empty() ? "word (PATH" : "option (--to FOLDER",
+                       " of checkpoint export)");
+      std::optional<models::GptOptions> model;
+      if (!options.config.empty()) model = options.load("checkpoint export").model;
+      return cli::export_checkpoint(saved, to, {dtype == "bf16" ? c10::kBFloat16 : c10::kFloat, shard_bytes}, model);
+    };
+  });
+  CLI::App* read =
+      checkpoint->add_subcommand("import", "Make a checkpoint of what Hugging Face's libraries have written");
+  read->add_option("FOLDER", foreign, "With config.json and safetensors files, of a GPT-2 or a Llama");
+  read->add_option("--to", to, "Folder of checkpoints; the new one's tag is \"imported\"");
+  read->callback([&] {
+    chosen = [&] {
+      if (foreign.empty() || to.empty())
+        throw UseError("cli.parse", "missing ", foreign.empty() ? "word (FOLDER" : "option (--to FOLDER",
+                       " of checkpoint import)");
+      return cli::import_checkpoint(foreign, to);
+    };
+  });
 
   cli::BenchIoOptions disk;
   bool threads = false;
@@ -188,7 +233,7 @@ int run(int argc, char** argv) {
   CLI::App* info = app.add_subcommand("info", "Print versions and devices");
   info->callback([&] { chosen = cli::info; });
 
-  for (CLI::App* verb : {train, estimate, check, bench_io, info}) verb->allow_extras();
+  for (CLI::App* verb : {train, estimate, check, write, read, bench_io, info}) verb->allow_extras();
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {

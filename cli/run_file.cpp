@@ -77,11 +77,39 @@ void check_contradictions(const RunFile& run, const json& root) {
   models::check(run.model);
 }
 
+/// The defaults that depend on other options, as numbers.
+models::GptOptions spelled_out(models::GptOptions options) {
+  if (options.key_heads == 0) options.key_heads = options.heads;
+  options.mlp_width = options.hidden_width();
+  return options;
+}
+
+void adopt(json& root, const GivenModel& given) {
+  json& section = root["model"];
+  if (section.is_null()) section = json::object();
+  if (!section.is_object()) return;  // what reads it says so
+  const json theirs = model_to_json(spelled_out(given.options));
+  json merged = theirs;
+  merged.update(section);
+  const models::GptOptions own = model_from_json(merged);
+  const json mine = model_to_json(spelled_out(own));
+  for (const auto& [name, value] : theirs.items()) {
+    const bool free =
+        name == "dropout" || (name == "context" && given.options.positions == models::PositionKind::kRotary);
+    if (!free && mine[name] != value)
+      throw ConfigError(kParse, "contradiction (model.", name, " = ", show(mine[name]), ", that of the weights in ",
+                        given.where, " = ", show(value), "; leave the key out)");
+  }
+  section = merged;
+}
+
 }  // namespace
 
-RunFile RunFile::load(const std::filesystem::path& file, const std::vector<std::string>& changes) {
+RunFile RunFile::load(const std::filesystem::path& file, const std::vector<std::string>& changes,
+                      const std::optional<GivenModel>& given) {
   json root = read_json_file(file);
   for (const std::string& change : changes) apply_change(root, change);
+  if (given && root.is_object()) adopt(root, *given);
   return from_json(std::move(root), file.stem().string());
 }
 
@@ -116,6 +144,22 @@ json RunFile::to_json() const {
     root[key.info.path.substr(0, dot)][key.info.path.substr(dot + 1)] = key.write(*this);
   }
   return root;
+}
+
+json model_to_json(const models::GptOptions& options) {
+  RunFile run;
+  run.model = options;
+  json section;
+  for (const auto& key : run_keys())
+    if (key.info.path.starts_with("model.")) section[key.info.path.substr(sizeof "model." - 1)] = key.write(run);
+  return section;
+}
+
+models::GptOptions model_from_json(const json& section) {
+  RunFile run;
+  read_own_sections({{"model", section}}, run);
+  models::check(run.model);
+  return run.model;
 }
 
 bool is_run_file(const json& root) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,12 @@ struct SampleSection {
   std::int64_t top_k = 0;
 };
 
+/// A model whose weights a run starts from, and the folder that they are in.
+struct GivenModel {
+  models::GptOptions options;
+  std::string where;
+};
+
 /// What `ballast train` runs: the engine's configuration in DeepSpeed's schema, and the sections of the command line's
 /// own. docs/train.md describes every key.
 struct RunFile {
@@ -61,7 +68,10 @@ struct RunFile {
   SampleSection sample;
 
   /// changes: "train.steps=10": made before anything is checked, the value JSON or else text. Throws ConfigError.
-  static RunFile load(const std::filesystem::path& file, const std::vector<std::string>& changes);
+  /// given: keys of the section model that the file leaves out are its, the others must agree with it; dropout and,
+  /// where positions are rotary, context are the run's own.
+  static RunFile load(const std::filesystem::path& file, const std::vector<std::string>& changes,
+                      const std::optional<GivenModel>& given = {});
   /// name: what train.name is where the JSON leaves it out.
   static RunFile from_json(nlohmann::json root, const std::string& name);
 
@@ -70,6 +80,10 @@ struct RunFile {
   /// Every key with its value; from_json(to_json()) is the same run.
   nlohmann::json to_json() const;
 };
+
+/// The section model alone, every key with its value, and back. The seed is none of them. Throws ConfigError.
+nlohmann::json model_to_json(const models::GptOptions& options);
+models::GptOptions model_from_json(const nlohmann::json& section);
 
 /// Has the JSON one of a run file's sections? Else it is an engine's configuration alone.
 bool is_run_file(const nlohmann::json& root);

@@ -119,18 +119,19 @@ class Console {
 
 }  // namespace
 
-int train(const RunFile& run, const TraceOptions& trace_options, const std::string& resume) {
+int train(const RunFile& run, const TraceOptions& trace_options, const std::string& resume, WeightSource* init) {
   if (run.train.threads > 0) at::set_num_threads(run.train.threads);
   const auto windows = open_windows(run);  // before ranks meet: its errors are every rank's own
   const Launched here = launched();
   RunTrace trace(trace_options, run.train.steps, here.rank, here.ranks);
   catch_interrupts();
   const World world = make_world(run);
-  Trainer trainer(run, world, windows);
+  Trainer trainer(run, world, windows, init);
   std::optional<nlohmann::json> sums;
   if (!resume.empty()) sums = trainer.resume(resume, run.save_folder());
   std::unique_ptr<Console> console;
   if (world.rank() == 0) console = std::make_unique<Console>(run, trainer, *windows, sums);
+  if (console && init != nullptr && !sums) console->say("weights of " + init->where());
   if (console && !resume.empty() && !sums)
     console->say("no checkpoint in " + run.save_folder().string() + " yet: starts from the beginning");
 

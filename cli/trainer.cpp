@@ -41,6 +41,12 @@ Config without_progress_lines(Config config) {
   return config;
 }
 
+models::Gpt make_model(const models::GptOptions& options, WeightSource* init) {
+  models::Gpt model(options);
+  if (init != nullptr) load(*init, *model);
+  return model;
+}
+
 }  // namespace
 
 std::int64_t window_length(const TrainSection& train, std::int64_t step) {
@@ -49,12 +55,13 @@ std::int64_t window_length(const TrainSection& train, std::int64_t step) {
   return train.window_min + static_cast<std::int64_t>(drawn % choices);
 }
 
-Trainer::Trainer(const RunFile& run, const World& world, std::shared_ptr<const data::Windows> windows)
+Trainer::Trainer(const RunFile& run, const World& world, std::shared_ptr<const data::Windows> windows,
+                 WeightSource* init)
     : run_(run),
       world_(world),
       windows_(std::move(windows)),
       shape_(resolve_batch(run.engine, world.size())),
-      model_(run.model),
+      model_(make_model(run.model, init)),
       parameters_(count_parameters(*model_)),
       engine_(model_.ptr(), without_progress_lines(run.engine), world),
       sampler_(windows_->count(data::Part::kTrain), run.train.seed),
@@ -162,7 +169,9 @@ std::optional<nlohmann::json> Trainer::resume(const std::string& word, const std
 void Trainer::save(const nlohmann::json& sums) {
   const data::SamplerState at = sampler_.state();
   const nlohmann::json state = {
-      {"train", {{"step", step_}, {"seed", at.seed}, {"windows", at.windows}, {"drawn", at.drawn}}}, {"status", sums}};
+      {"train", {{"step", step_}, {"seed", at.seed}, {"windows", at.windows}, {"drawn", at.drawn}}},
+      {"model", model_to_json(run_.model)},  // what an export needs besides the weights
+      {"status", sums}};
   SaveOptions options;
   options.asynchronous = run_.save.asynchronous;
   options.keep_last = static_cast<int>(run_.save.keep_last);

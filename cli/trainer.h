@@ -18,6 +18,7 @@
 #include "cli/evaluation.h"
 #include "cli/run_file.h"
 #include "cli/status.h"
+#include "cli/weights.h"
 
 namespace ballast::cli {
 
@@ -28,8 +29,9 @@ std::int64_t window_length(const TrainSection& train, std::int64_t step);
 /// Model, data and engine of one run on this rank, and what it does with them. Every call is collective.
 class Trainer {
  public:
-  /// windows: cut as run.model.context says.
-  Trainer(const RunFile& run, const World& world, std::shared_ptr<const data::Windows> windows);
+  /// windows: cut as run.model.context says. init: what the weights start from, in place of the seed; null: nothing.
+  Trainer(const RunFile& run, const World& world, std::shared_ptr<const data::Windows> windows,
+          WeightSource* init = nullptr);
 
   /// Takes up the checkpoint that `word` names: "auto" for the latest in `folder`, if there is one; a folder with
   /// checkpoints, one of them, or a tag in `folder`. Returns the status's sums as they were saved, nothing where "auto"

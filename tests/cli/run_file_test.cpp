@@ -160,6 +160,66 @@ TEST(RunFile, AChangeOfAnotherFormIsAnError) {
   EXPECT_EQ(error("train.steps.more=1"), "[cli.set] not an object on the way (train.steps = 3 in train.steps.more=1)");
 }
 
+GivenModel given_llama() {
+  GivenModel given{{}, "weights"};
+  given.options.layers = 2;
+  given.options.width = 32;
+  given.options.heads = 4;
+  given.options.key_heads = 2;
+  given.options.context = 64;
+  given.options.positions = models::PositionKind::kRotary;
+  given.options.mlp = models::MlpKind::kSwiglu;
+  return given;
+}
+
+TEST(RunFile, TakesAGivenModelForWhatItLeavesOut) {
+  const data::TemporaryFolder folder;
+  const auto load = [&](const char* model, const GivenModel& given) {
+    const auto file = folder.write("run.json", std::string(R"({"data": {"path": "text"}, "model": )") + model + "}");
+    return RunFile::load(file, {"train.seed=3"}, given).model;
+  };
+  const models::GptOptions taken = load("null", given_llama());
+  EXPECT_EQ(taken.heads, 4);
+  EXPECT_EQ(taken.key_width(), 16);
+  EXPECT_EQ(taken.hidden_width(), 128);  // 85.3 in whole 64s
+  EXPECT_EQ(taken.mlp, models::MlpKind::kSwiglu);
+  EXPECT_EQ(taken.context, 64);
+  EXPECT_EQ(taken.seed, 3u);
+  const models::GptOptions own =
+      load(R"({"context": 16, "dropout": 0.5, "mlp_width": 128, "layers": 2})", given_llama());
+  EXPECT_EQ(own.context, 16);
+  EXPECT_EQ(own.dropout, 0.5);
+}
+
+TEST(RunFile, AGivenModelThatItContradictsIsAnError) {
+  const data::TemporaryFolder folder;
+  const auto error = [&](const char* model, const GivenModel& given) {
+    const auto file = folder.write("run.json", std::string(R"({"data": {"path": "text"}, "model": )") + model + "}");
+    return data::error_text<ConfigError>(folder, [&] { RunFile::load(file, {}, given); });
+  };
+  EXPECT_EQ(
+      error(R"({"key_heads": 0})", given_llama()),
+      "[config.parse] contradiction (model.key_heads = 4, that of the weights in weights = 2; leave the key out)");
+  EXPECT_EQ(
+      error(R"({"mlp_width": 96})", given_llama()),
+      "[config.parse] contradiction (model.mlp_width = 96, that of the weights in weights = 128; leave the key out)");
+  GivenModel learned = given_llama();
+  learned.options.positions = models::PositionKind::kLearned;
+  EXPECT_EQ(
+      error(R"({"context": 16})", learned),
+      "[config.parse] contradiction (model.context = 16, that of the weights in weights = 64; leave the key out)");
+  EXPECT_NE(error("3", learned).find("wrong type (model = 3"), std::string::npos);
+  EXPECT_NE(error(R"({"layer": 3})", learned).find("unknown key (model.layer = 3"), std::string::npos);
+}
+
+TEST(RunFile, TheModelsSectionAloneReadsBack) {
+  const models::GptOptions options = given_llama().options;
+  const json section = model_to_json(options);
+  EXPECT_EQ(section["positions"], "rotary");
+  EXPECT_EQ(model_to_json(model_from_json(section)), section);
+  EXPECT_THROW(model_from_json({{"width", 7}, {"heads", 2}}), ConfigError);
+}
+
 TEST(RunFile, ExamplesAreRuns) {
   for (const char* name : {"demo", "demo-large"}) {
     const RunFile run = RunFile::load(std::string(BALLAST_SOURCE_DIR "/examples/") + name + ".json", {});
