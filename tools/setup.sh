@@ -22,6 +22,7 @@ readonly FASTER=( # the build is right without them, and slower
 )
 readonly TORCH_RANGE="2.11 to 2.14" # as in tools/find_torch.py
 readonly TORCH_TO_INSTALL="torch==2.13.0"
+readonly TEST_PACKAGES=(transformers==5.24.0 safetensors==0.8.0)
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -131,6 +132,23 @@ ensure_safetensors() {
   say "dev: installing safetensors for $PYTHON: a test reads checkpoints with it"
   "$PYTHON" -m pip install --quiet --disable-pip-version-check safetensors < /dev/null >&2 ||
     say "dev: could not; that test will be skipped"
+}
+
+# What some tests import besides PyTorch, into build/python, which those tests add to their path: whoever's environment
+# PYTHON is, it stays as it is. Not to be had isn't an error: the tests then say what they lack, and are skipped.
+ensure_test_packages() {
+  local folder=build/python wanted="$PYTHON ${TEST_PACKAGES[*]}"
+  [[ $(cat "$folder/.installed" 2> /dev/null) == "$wanted" ]] && return
+  "$PYTHON" -c 'import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, ["transformers", "safetensors"])))' && return
+  say "dev: installing ${TEST_PACKAGES[*]} into $folder, for tests"
+  rm -rf "$folder"
+  local said # what pip warns of concerns the environment, which this isn't
+  if said=$("$PYTHON" -m pip install --quiet --disable-pip-version-check --target "$folder" "${TEST_PACKAGES[@]}" 2>&1 < /dev/null); then
+    echo "$wanted" > "$folder/.installed"
+  else
+    rm -rf "$folder"
+    say "$said" "dev: pip could not install them: tests that need them are skipped"
+  fi
 }
 
 # set_up [EXTRA_ROW...]: rows as in REQUIRED

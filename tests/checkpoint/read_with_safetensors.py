@@ -10,11 +10,12 @@ import subprocess
 import sys
 import tempfile
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "build" / "python"))  # where ./dev test puts packages
 try:
     import safetensors
     import torch
 except ImportError as missing:
-    print(f"skip: {missing} (pip install safetensors)")
+    print(f"skip: {missing} (./dev test installs it; or: pip install safetensors)")
     sys.exit(77)
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64, "U8": torch.uint8}
