@@ -13,7 +13,8 @@ constexpr const char* kFlatLayout = "gradients always live in one flat buffer pe
 constexpr const char* kTransport = "gradients always travel by all-to-all and parameters by all-gather";
 constexpr const char* kFaults = "parameters are gathered when an operator first touches them";
 constexpr const char* kCheckpointing = "call ballast::checkpoint(fn, inputs...) in the model";
-constexpr const char* kSaving = "the engine saves no checkpoints yet";
+constexpr const char* kSaving =
+    "save_checkpoint and load_checkpoint always write a file a rank and load it on any number of ranks";
 constexpr const char* kOneAdam = "the fastest implementation for the device is always used";
 constexpr const char* kNormaliser = "gradients are normalised once, in the update";
 

@@ -114,7 +114,7 @@ struct Engine::Impl {
   bool in_backward = false;
   bool gradient_arrived = false;  // in the backward that runs now
   bool warned_rounded_weight = false;
-  SnapshotBuffer snapshot;          // of the save under way
+  SnapshotMemory snapshot;          // of the save under way
   std::unique_ptr<SaveJob> saving;  // the asynchronous save under way; the same on all ranks
   std::set<StateKind> away;         // taken to the host by offload_states()
   std::exception_ptr failure;       // ended the engine

@@ -14,16 +14,12 @@
 #include "ballast/engine/impl.h"
 #include "ballast/engine/rank_errors.h"
 #include "ballast/engine/rank_likeness.h"
+#include "ballast/tiers/device_stream.h"
 
 namespace ballast {
 namespace {
 
 constexpr int kDepthOfClientState = 60;  // a manifest around it is a little deeper
-
-std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
-  return {static_cast<const std::byte*>(tensor.const_data_ptr()),
-          static_cast<std::size_t>(tensor.numel()) * tensor.element_size()};
-}
 
 void check_request(const std::string& tag, const SaveOptions& options, bool broken_window) {
   if (!ckpt::is_plain_name(tag) || tag == "latest")
@@ -72,7 +68,8 @@ const char* name_of(Window::Scaling scaling) {
 
 NamedTensors Engine::Impl::buffers() const {
   NamedTensors all;
-  for (const auto& item : module->named_buffers()) all.emplace_back(item.key(), item.value());
+  for (const auto& item : module->named_buffers())
+    if (item.value().defined()) all.emplace_back(item.key(), item.value());
   return all;
 }
 
@@ -142,17 +139,17 @@ void Engine::Impl::produce(const SavePlan& plan, bool with_gradients, const Save
     if (with_gradients && unit.trainable) {
       at::Tensor sum = reducer->peek(unit.id);
       if (sum.defined() && policies.grads.keep_whole_sum) sum = sum.narrow(0, shard.begin, shard.size());
-      arrays.push_back(sum.defined() ? sum.cpu().contiguous() : sum);
+      arrays.push_back(sum);
     }
     guarded([&] {
       for (const SavedPiece& piece : pieces)
-        sink(bytes_of(arrays[piece.key].narrow(0, piece.flat.begin - shard.begin, piece.flat.size()).contiguous()));
+        sink(arrays[piece.key].narrow(0, piece.flat.begin - shard.begin, piece.flat.size()));
     });
   }
   guarded([&] {
     if (rank == 0)
-      for (const auto& [name, value] : plan.buffers()) sink(bytes_of(value.cpu().contiguous()));
-    for (const auto& [name, value] : plan.generators()) sink(bytes_of(value));
+      for (const auto& [name, value] : plan.buffers()) sink(value);
+    for (const auto& [name, value] : plan.generators()) sink(value);
   });
   guarded.rethrow();
 }
@@ -243,7 +240,7 @@ void Engine::Impl::write_now(const SavePlan& plan, bool with_gradients, SaveJob&
     try {
       job.write(tensors);
     } catch (const IoError&) {
-      if (!produced && with_gradients) produce(plan, true, [](std::span<const std::byte>) {});  // with the others
+      if (!produced && with_gradients) produce(plan, true, [](const at::Tensor&) {});  // with the others
       throw;
     }
   });
@@ -251,24 +248,17 @@ void Engine::Impl::write_now(const SavePlan& plan, bool with_gradients, SaveJob&
 }
 
 void Engine::Impl::start_save(const SavePlan& plan, bool with_gradients, std::unique_ptr<SaveJob>& job) {
-  std::span<std::byte> memory;
+  std::vector<at::Tensor> memory;
   together(*rounds, [&] {
-    std::int64_t bytes = 0;
-    for (const ckpt::TensorSpec& tensor : plan.tensors(world.rank())) {
-      std::int64_t size = static_cast<std::int64_t>(c10::elementSize(tensor.dtype));
-      for (const std::int64_t n : tensor.shape) size *= n;
-      bytes += size;
-    }
-    memory = snapshot.take(bytes, ledger);
+    memory = snapshot.take(plan.tensors(world.rank()), policies.optimizer.pin_memory, world.device(), ledger);
   });
   together(*rounds, [&] {
-    std::size_t filled = 0;
-    produce(plan, with_gradients, [&](std::span<const std::byte> data) {
-      std::copy(data.begin(), data.end(), memory.begin() + static_cast<std::ptrdiff_t>(filled));
-      filled += data.size();
-    });
+    std::size_t next = 0;
+    produce(plan, with_gradients,
+            [&](const at::Tensor& tensor) { memory[next++].copy_(tensor, /*non_blocking=*/true); });
+    tiers::DeviceStream::mark_current(world.device()).synchronize();  // the copies have read what training changes next
   });
-  job->start(memory);
+  job->start(std::move(memory));
   saving = std::move(job);
 }
 

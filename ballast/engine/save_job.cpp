@@ -1,8 +1,11 @@
 #include "ballast/engine/save_job.h"
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
 
 #include "ballast/base/error.h"
+#include "ballast/base/math.h"
 #include "ballast/tiers/host_arena.h"
 
 namespace ballast {
@@ -25,7 +28,10 @@ void SaveJob::write(const std::function<void(const Sink&)>& produce) {
   const std::string file = ckpt::rank_file_name(target_.rank, target_.world);
   ckpt::SafetensorsWriter writer(target_.folder.unfinished(tag()) / file, target_.tensors,
                                  {{"format", "pt"}, {"ballast", "shard"}}, {target_.rank});
-  produce([&writer](std::span<const std::byte> data) { writer.append(data); });
+  produce([&writer](const at::Tensor& tensor) {
+    const at::Tensor host = tensor.cpu().contiguous();
+    writer.append({static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes()});
+  });
   const auto digest = writer.finish();
   ckpt::Part part{{file, digest.bytes, digest.checksum}, {}};
   for (std::size_t i = 0; i < target_.tensors.size(); ++i) part.tensors[target_.tensors[i].name] = digest.tensors[i];
@@ -58,11 +64,11 @@ void SaveJob::clean_up() const noexcept {
   if (target_.rank == 0) target_.folder.abandon(tag());
 }
 
-void SaveJob::start(std::span<const std::byte> data) {
-  thread_ = std::thread([this, data] {
+void SaveJob::start(std::vector<at::Tensor> snapshot) {
+  thread_ = std::thread([this, snapshot = std::move(snapshot)] {
     State end = State::kDone;
     try {
-      write([data](const Sink& sink) { sink(data); });
+      write([&snapshot](const Sink& sink) { std::for_each(snapshot.begin(), snapshot.end(), sink); });
       commit();
     } catch (const GivenUp&) {
       end = State::kFailed;
@@ -79,15 +85,29 @@ void SaveJob::settle() {
   if (error_) std::rethrow_exception(error_);
 }
 
-std::span<std::byte> SnapshotBuffer::take(std::int64_t bytes, const std::shared_ptr<Ledger>& ledger) {
+std::vector<at::Tensor> SnapshotMemory::take(const std::vector<ckpt::TensorSpec>& tensors, bool pin, c10::Device device,
+                                             const std::shared_ptr<Ledger>& ledger) {
+  constexpr std::int64_t kAlign = 64;  // bytes, of each tensor
+  std::int64_t bytes = 0;
+  std::vector<std::int64_t> begins, sizes;
+  for (const ckpt::TensorSpec& tensor : tensors) {
+    std::int64_t elements = 1;
+    for (const std::int64_t size : tensor.shape) elements *= size;
+    begins.push_back(bytes);
+    sizes.push_back(elements * static_cast<std::int64_t>(c10::elementSize(tensor.dtype)));
+    bytes = round_up(bytes + sizes.back(), kAlign);
+  }
   if (!memory_.defined() || bytes > memory_.numel()) {
     memory_.reset();
     entry_ = {};
-    tiers::HostArena arena(tiers::HostArena::bytes_of(bytes, at::kByte), false, c10::kCPU);
+    tiers::HostArena arena(tiers::HostArena::bytes_of(bytes, at::kByte), pin, device);
     memory_ = arena.allocate(bytes, at::kByte);
     entry_ = ledger->track(MemoryKind::kStaging, Tier::kHost, bytes);
   }
-  return {static_cast<std::byte*>(memory_.mutable_data_ptr()), static_cast<std::size_t>(bytes)};
+  std::vector<at::Tensor> made;
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    made.push_back(memory_.narrow(0, begins[i], sizes[i]).view(tensors[i].dtype).view(tensors[i].shape));
+  return made;
 }
 
 }  // namespace ballast

@@ -4,12 +4,10 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstddef>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -39,20 +37,20 @@ class SaveJob {
   SaveJob(const SaveJob&) = delete;
   SaveJob& operator=(const SaveJob&) = delete;
 
-  using Sink = std::function<void(std::span<const std::byte>)>;
+  using Sink = std::function<void(const at::Tensor&)>;
   const std::string& tag() const { return target_.manifest.tag; }
 
   /// Rank 0: makes the place to write to.
   void begin() const;
-  /// Opens this rank's file, lets `produce` give the tensors' data to a sink and makes it durable. IoError.
+  /// Opens this rank's file, lets `produce` give its tensors to a sink, in order, and makes it durable. IoError.
   void write(const std::function<void(const Sink&)>& produce);
   /// Rank 0, others: nothing. Waits for the records and makes the checkpoint appear. IoError.
   void commit();
   /// Rank 0, after a failure, with all ranks at rest: removes what was written.
   void clean_up() const noexcept;
 
-  /// write() of these bytes and commit(), on a thread of its own. data: stays until settled.
-  void start(std::span<const std::byte> data);
+  /// write() of these tensors and commit(), on a thread of its own. They stay as they are until it is settled.
+  void start(std::vector<at::Tensor> snapshot);
   enum class State : std::uint8_t { kRunning, kDone, kFailed };
   State state() const { return state_.load(std::memory_order_acquire); }  // pairs with the thread's last store
   /// Doesn't wait for the other ranks' records any more.
@@ -69,10 +67,12 @@ class SaveJob {
 };
 
 /// Host memory that snapshots are taken to, kept from one save to the next.
-class SnapshotBuffer {
+class SnapshotMemory {
  public:
-  /// At least that many bytes; what was in it before is gone.
-  std::span<std::byte> take(std::int64_t bytes, const std::shared_ptr<Ledger>& ledger);
+  /// A tensor for each of these, undefined; what was in the memory before is gone. pin: for copies from `device`.
+  /// Throws MemoryError.
+  std::vector<at::Tensor> take(const std::vector<ckpt::TensorSpec>& tensors, bool pin, c10::Device device,
+                               const std::shared_ptr<Ledger>& ledger);
 
  private:
   at::Tensor memory_;  // bytes

@@ -242,8 +242,7 @@ std::vector<at::Tensor> OptimizerStates::read_all(int unit, Range elements) {
   UnitStates& mine = at(unit);
   std::vector<at::Tensor> values;
   if (mine.tier == Tier::kDevice) {
-    for (const at::Tensor* array : arrays_of(mine))
-      values.push_back(array->narrow(0, elements.begin, elements.size()).to(at::kCPU));
+    for (const at::Tensor* array : arrays_of(mine)) values.push_back(array->narrow(0, elements.begin, elements.size()));
     return values;
   }
   for (int array = 0; array <= moments(config_); ++array) values.push_back(at::empty({elements.size()}, at::kFloat));
