@@ -128,6 +128,7 @@ std::optional<models::GptOptions> HuggingFaceFolder::model() const {
 }
 
 void HuggingFaceFolder::check(const models::GptOptions& options) {
+  refuse_too_many_layers(options.layers, stored_.size(), path_.string());
   Misfit::Shapes found, wanted;
   std::map<std::string, const Stored*> by_name;
   for (const auto& [name, stored] : stored_) {

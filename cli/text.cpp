@@ -47,7 +47,9 @@ std::string describe_windows(const RunFile& run, int world) {
 
 std::string describe_model(const RunFile& run, std::int64_t parameters) {
   const char* precision = run.engine.bf16 ? "bf16" : run.engine.fp16.enabled ? "fp16" : "fp32";
-  return "model: GPT of " + std::to_string(run.model.layers) +
+  const bool llama = run.model.norm == models::NormKind::kRms && run.model.positions == models::PositionKind::kRotary &&
+                     run.model.mlp == models::MlpKind::kSwiglu;
+  return std::string("model: ") + (llama ? "Llama" : "GPT") + " of " + std::to_string(run.model.layers) +
          (run.model.layers == 1 ? " layer, width " : " layers, width ") + std::to_string(run.model.width) + ", " +
          format_count(static_cast<double>(parameters)) + " parameters in " + precision;
 }

@@ -51,6 +51,7 @@ class CheckpointWeights final : public WeightSource {
   }
 
   void check(const models::GptOptions& options) override {
+    refuse_too_many_layers(options.layers, records_.size(), where());
     Misfit::Shapes found, wanted;
     for (const auto& [name, record] : records_) found[name] = record->shape;
     for (const models::ParameterShape& shape : models::parameter_shapes(options)) wanted[shape.name] = shape.sizes;
@@ -73,6 +74,12 @@ class CheckpointWeights final : public WeightSource {
 };
 
 }  // namespace
+
+void refuse_too_many_layers(std::int64_t layers, std::size_t tensors, const std::string& where) {
+  if (layers > static_cast<std::int64_t>(tensors))
+    throw UseError(kOperation, "the weights are of another model (", where, "; ", tensors, " tensors, want ", layers,
+                   " layers)");
+}
 
 Misfit::Misfit(const Shapes& found, const Shapes& wanted) {
   for (const auto& [name, shape] : wanted) {

@@ -36,6 +36,10 @@ std::unique_ptr<WeightSource> open_checkpoint_weights(const std::filesystem::pat
 /// Puts all of them into the model, after check().
 void load(WeightSource& weights, models::GptImpl& model);
 
+/// UseError where so many layers can't be in so many tensors. A stranger's number of layers is checked before anything
+/// is made of that size.
+void refuse_too_many_layers(std::int64_t layers, std::size_t tensors, const std::string& where);
+
 /// What is wrong with a set of names and shapes.
 class Misfit {
  public:

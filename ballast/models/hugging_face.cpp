@@ -233,7 +233,11 @@ GptOptions options_of_foreign(const json& config, const std::string& file) {
   const std::string type = values.text("model_type", "");
   if (type != "gpt2" && type != "llama") values.fail("model_type", "\"gpt2\" or \"llama\"");
   GptOptions options = type == "gpt2" ? gpt2_of(values) : llama_of(values, file);
-  check(options);
+  try {
+    check(options);
+  } catch (const ConfigError& e) {
+    throw ConfigError(kOperation, "can't be taken (", file, "; ", e.what(), ")");
+  }
   return options;
 }
 

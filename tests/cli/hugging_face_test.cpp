@@ -193,6 +193,11 @@ TEST_F(HuggingFace, StrangeFoldersAreRefusedByName) {
   expect("a tensor's type is none of");
   write("b.safetensors", {{"y", at::kDouble, {2}}});
   expect("they lack transformer.h.0.attn.c_attn.bias");
+  models::GptOptions deep = models::small();
+  deep.layers = std::int64_t{1} << 31;  // as a config.json can say
+  EXPECT_NE(
+      error_of([&] { HuggingFaceFolder(folder_.path()).check(deep); }).find("; 2 tensors, want 2147483648 layers)"),
+      std::string::npos);
   EXPECT_NE(error_of([&] { open_weights(at("nowhere")); }).find("no weights here"), std::string::npos);
 }
 

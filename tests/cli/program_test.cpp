@@ -295,6 +295,35 @@ TEST_F(Program, InspectsAndVerifiesCheckpoints) {
 }
 
 // A preemption: the launcher sends SIGTERM to all ranks, at one moment or another.
+TEST_F(Program, ExportsImportsAndStartsFromWhatItExported) {
+  ASSERT_EQ(ballast("train --config run.json --save kept").status, 0);
+  const Outcome written = ballast("checkpoint export kept --to model --dtype bf16");
+  EXPECT_EQ(written.status, 0) << written.output;
+  EXPECT_TRUE(contains(written.output, "of weights in BF16")) << written.output;
+  EXPECT_EQ(nlohmann::json::parse(content("model/config.json"))["n_embd"], 16);
+  EXPECT_EQ(ballast("checkpoint import model --to imported").status, 0);
+  EXPECT_TRUE(contains(ballast("checkpoint verify imported").output, "imported: whole"));
+  const Outcome begun = ballast("train --config run.json --init imported --set train.name=begun");
+  EXPECT_EQ(begun.status, 0) << begun.output;
+  EXPECT_TRUE(contains(begun.output, "weights of imported/imported")) << begun.output;
+}
+
+TEST_F(Program, ExchangeWithoutItsWordsSaysWhichAreMissing) {
+  const auto expect = [&](const std::string& words, int status, const std::string& part) {
+    const Outcome outcome = ballast(words);
+    EXPECT_EQ(outcome.status, status) << words;
+    EXPECT_TRUE(contains(outcome.output, part)) << words << ": " << outcome.output;
+  };
+  expect("checkpoint export", 2, "missing word (PATH of checkpoint export)");
+  expect("checkpoint export kept", 2, "missing option (--to FOLDER of checkpoint export)");
+  expect("checkpoint import model", 2, "missing option (--to FOLDER of checkpoint import)");
+  expect("checkpoint export kept --to out --dtype int8", 2, "int8");
+  expect("checkpoint export kept --to out --max-shard-size 0", 2, "--max-shard-size");
+  expect("checkpoint exprot kept", 2, "did you mean export?");
+  expect("checkpoint export nowhere --to out", 1, "nowhere");
+  expect("train --config run.json --init nowhere", 1, "no weights here (nowhere has neither config.json");
+}
+
 TEST_F(Program, SigtermSavesAndEndsAndAnotherStartGoesOn) {
   const auto launch = [&](const std::string& words, const std::string& meanwhile) {
     return shell("cd " + folder_.path().string() +

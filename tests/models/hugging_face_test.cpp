@@ -144,6 +144,9 @@ TEST(HuggingFace, RefusesWhatItCannotCompute) {
     EXPECT_NE(error_of(changed(llama, key, value)).find(std::string(key) + " = "), std::string::npos)
         << key << " = " << value << ": " << error_of(changed(llama, key, value));
   EXPECT_NE(error_of(changed(gpt, "attn_pdrop", 0.3)).find("attn_pdrop = 0.3; want 0.0"), std::string::npos);
+  EXPECT_EQ(error_of(changed(gpt, "n_head", 5)),
+            "[models.hugging_face] can't be taken (config.json; [models.gpt] width must be a multiple of heads "
+            "(width = 12, heads = 5))");
   EXPECT_NE(error_of(json::array()).find("not an object (config.json)"), std::string::npos);
 }
 
