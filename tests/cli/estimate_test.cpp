@@ -72,30 +72,43 @@ TEST(Estimate, KeepsTheRunsOwnConfigurationAndItsFolder) {
             "x");
 }
 
+void expect_measured_as_planned(const RunFile& run, int ranks) {
+  for (const Placement& placement : all_placements()) {
+    const RunFile other = placed(run, placement);
+    const auto planned = plan(other, ranks, c10::DeviceType::CPU);
+    testing::run_ranks(ranks, [&](const World& world) {
+      const auto measured = measure(other, world);
+      for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) {
+        const auto want = static_cast<double>(planned->total(tier).peak);
+        EXPECT_NEAR(static_cast<double>(measured->total(tier).peak), want, 0.02 * want)
+            << "stage " << placement.stage << ", " << static_cast<int>(placement.params) << ", "
+            << static_cast<int>(placement.states) << ", tier " << static_cast<int>(tier) << ", ranks " << ranks;
+        EXPECT_EQ(want > 0, tier == Tier::kDevice ||
+                                (tier == Tier::kHost && (placement.states != OffloadDevice::kNone ||
+                                                         placement.params != OffloadDevice::kNone)) ||
+                                (tier == Tier::kNvme && (placement.states == OffloadDevice::kNvme ||
+                                                         placement.params == OffloadDevice::kNvme)));
+      }
+    });
+  }
+}
+
 TEST(Estimate, IsWhatTheLedgerOfARunShows) {
   data::TemporaryFolder folder;
-  for (const char* zero : {R"({"stage": 2})", R"({"stage": 3, "stage3_param_persistence_threshold": 0})"}) {
-    const RunFile run = run_with(zero, folder.path());
-    for (const int ranks : {1, 2})
-      for (const Placement& placement : all_placements()) {
-        const RunFile other = placed(run, placement);
-        const auto planned = plan(other, ranks, c10::DeviceType::CPU);
-        testing::run_ranks(ranks, [&](const World& world) {
-          const auto measured = measure(other, world);
-          for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) {
-            const auto want = static_cast<double>(planned->total(tier).peak);
-            EXPECT_NEAR(static_cast<double>(measured->total(tier).peak), want, 0.02 * want)
-                << "stage " << placement.stage << ", " << static_cast<int>(placement.params) << ", "
-                << static_cast<int>(placement.states) << ", tier " << static_cast<int>(tier) << ", ranks " << ranks;
-            EXPECT_EQ(want > 0, tier == Tier::kDevice ||
-                                    (tier == Tier::kHost && (placement.states != OffloadDevice::kNone ||
-                                                             placement.params != OffloadDevice::kNone)) ||
-                                    (tier == Tier::kNvme && (placement.states == OffloadDevice::kNvme ||
-                                                             placement.params == OffloadDevice::kNvme)));
-          }
-        });
-      }
-  }
+  for (const char* zero : {R"({"stage": 2})", R"({"stage": 3, "stage3_param_persistence_threshold": 0})"})
+    for (const int ranks : {1, 2}) expect_measured_as_planned(run_with(zero, folder.path()), ranks);
+}
+
+TEST(Estimate, IsWhatTheLedgerOfALlamasRunShows) {
+  data::TemporaryFolder folder;
+  RunFile run = run_with(R"({"stage": 3, "stage3_param_persistence_threshold": 0})", folder.path());
+  run.model.norm = models::NormKind::kRms;
+  run.model.positions = models::PositionKind::kRotary;
+  run.model.mlp = models::MlpKind::kSwiglu;
+  run.model.heads = 4;
+  run.model.key_heads = 2;
+  run.model.bias = run.model.tied_head = false;
+  expect_measured_as_planned(run, 2);
 }
 
 }  // namespace
