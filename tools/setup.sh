@@ -126,14 +126,6 @@ ensure_torch() {
   use_torch_of .venv/bin/python || die "$WHY_NOT" "delete .venv and run this again"
 }
 
-# A test reads checkpoints with Python's own library for their format, and is skipped without it.
-ensure_safetensors() {
-  "$PYTHON" -c 'import safetensors' 2> /dev/null && return
-  say "dev: installing safetensors for $PYTHON: a test reads checkpoints with it"
-  "$PYTHON" -m pip install --quiet --disable-pip-version-check safetensors < /dev/null >&2 ||
-    say "dev: could not; that test will be skipped"
-}
-
 # What some tests import besides PyTorch, into build/python, which those tests add to their path: whoever's environment
 # PYTHON is, it stays as it is. Not to be had isn't an error: the tests then say what they lack, and are skipped.
 ensure_test_packages() {
