@@ -59,6 +59,8 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module_in, const Config& c
   if (!module) throw UseError("engine.Engine", "the module is null");
   claim = ModuleClaim(*module);
   WalkedModule walked = walk(*module, config);
+  if (walked.parameters.empty())
+    throw UseError("engine.Engine", "the module has no parameters (register them before the engine is made)");
   layout = make_layout(std::move(walked.parameters), world.size());
 
   const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(config.comm_timeout_seconds * 1000));
@@ -206,7 +208,7 @@ void Engine::Impl::backward(const at::Tensor& loss, const BackwardOptions& optio
     in_backward = false;
   } catch (const CommError&) {  // of a reduction that a gradient started: the peers can't be met again
     in_backward = false;
-    failure = std::current_exception();
+    end_with(std::current_exception());
     params->rethrow_failure();
     throw;
   } catch (...) {

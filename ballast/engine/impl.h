@@ -43,9 +43,13 @@ struct Engine::Impl {
     } catch (const UseError&) {  // equal on all ranks, nothing changed
       throw;
     } catch (...) {
-      failure = std::current_exception();
+      end_with(std::current_exception());
       throw;
     }
+  }
+  void end_with(std::exception_ptr cause) {
+    failure = cause;
+    if (params) params->refuse(cause);
   }
   ScopeGuard guard(std::function<void()> end);
 

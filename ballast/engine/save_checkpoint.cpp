@@ -38,18 +38,21 @@ void check_request(const std::string& tag, const SaveOptions& options, bool brok
                    "an exception left a backward of this window half done (call zero_grad(), or leave include_window)");
 }
 
-// Keeps the first error; what follows it is not run.
+// Keeps the first error; what follows it is not run, but for what the other ranks wait for.
 class Guarded {
  public:
   template <class Fn>
   void operator()(Fn&& fn) {
-    if (error_) return;
+    if (!error_) always(fn);
+  }
+  template <class Fn>
+  void always(Fn&& fn) {
     try {
       fn();
     } catch (const CommError&) {
       throw;
     } catch (...) {
-      error_ = std::current_exception();
+      if (!error_) error_ = std::current_exception();
     }
   }
   void rethrow() const {
@@ -137,7 +140,8 @@ void Engine::Impl::produce(const SavePlan& plan, bool with_gradients, const Save
         });
     });
     if (with_gradients && unit.trainable) {
-      at::Tensor sum = reducer->peek(unit.id);
+      at::Tensor sum;
+      guarded.always([&] { sum = reducer->peek(unit.id); });
       if (sum.defined() && policies.grads.keep_whole_sum) sum = sum.narrow(0, shard.begin, shard.size());
       arrays.push_back(sum);
     }
@@ -222,7 +226,7 @@ void Engine::Impl::save(const std::filesystem::path& folder, const std::string& 
     else
       write_now(plan, with_gradients, *job);
   } catch (const CommError&) {
-    failure = std::current_exception();
+    end_with(std::current_exception());
     throw;
   } catch (...) {
     job->clean_up();
@@ -275,7 +279,7 @@ bool Engine::Impl::poll_save() {
   try {
     together(*rounds, [&] { job->settle(); });
   } catch (const CommError&) {
-    failure = std::current_exception();
+    end_with(std::current_exception());
     throw;
   } catch (...) {
     job->clean_up();

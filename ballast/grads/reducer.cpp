@@ -231,11 +231,19 @@ void Reducer::come_level(const Announcement& mine) {
 at::Tensor Reducer::peek(int unit) {
   const Unit& u = layout_.units[static_cast<std::size_t>(unit)];
   at::Tensor sum;
-  if (store_.has_landed(unit)) sum = store_.landed(unit).to(device_, at::kFloat, false, true);
+  std::exception_ptr unreadable;  // told when the others, who count on this rank, have what they came for
+  try {
+    if (store_.has_landed(unit)) sum = store_.landed(unit).to(device_, at::kFloat, false, true);
+  } catch (const IoError&) {
+    unreadable = std::current_exception();
+  }
   // Held contributions travel in fp32 here: what is read needs no bit-equality with what will travel later.
   double held = 0;
   for (const auto& values : rounds_.exchange({store_.holds(unit) ? 1.0 : 0.0})) held += values.front();
-  if (held == 0) return sum;
+  if (held == 0) {
+    if (unreadable) std::rethrow_exception(unreadable);
+    return sum;
+  }
   at::Tensor mine = store_.holds(unit) ? store_.local(unit).to(at::kFloat)
                                        : at::zeros({u.padded}, at::TensorOptions(at::kFloat).device(device_));
   at::Tensor received = mine;
@@ -244,6 +252,7 @@ at::Tensor Reducer::peek(int unit) {
     reduce_->all_to_all(received, mine, "unit " + u.name + ", read").wait();
   }
   const at::Tensor pending = whole(sum_in_rank_order(received, reduce_->size()), u);
+  if (unreadable) std::rethrow_exception(unreadable);
   return sum.defined() ? sum.add_(pending) : pending;
 }
 

@@ -66,6 +66,7 @@ class Reducer {
 
   /// fp32 [shard or padded], on the device: the sum over ranks of what the unit has so far, landed and held, without
   /// moving anything. Collective. Undefined where no rank has any.
+  /// An IoError on this rank comes after its part in the others' reads.
   at::Tensor peek(int unit);
 
   /// Before a window is dropped on purpose. Backwards that an exception ended may have started more units on one rank

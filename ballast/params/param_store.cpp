@@ -68,7 +68,7 @@ void ParamStore::alias_whole(int unit) {
 void ParamStore::take_away(const std::function<void(int unit)>& rebind) {
   finish_publish();
   if (policy_.sharded) {
-    if (policy_.shards.tier == Tier::kDevice) move_shards(c10::kCPU, Tier::kHost, rebind);
+    move_shards(c10::kCPU, Tier::kHost, rebind);
     return;
   }
   if (!gate_) gate_ = std::make_unique<UpdateGate>(layout_);
@@ -90,13 +90,13 @@ void ParamStore::take_away(const std::function<void(int unit)>& rebind) {
 }
 
 void ParamStore::bring_back(const std::function<void(int unit)>& rebind) {
-  if (policy_.sharded && policy_.shards.tier == Tier::kDevice) move_shards(full(0).device(), Tier::kDevice, rebind);
+  if (policy_.sharded) move_shards(full(0).device(), Tier::kDevice, rebind);
   finish_publish();
 }
 
 void ParamStore::move_shards(c10::Device to, Tier tier, const std::function<void(int unit)>& rebind) {
   const at::NoGradGuard no_grad;
-  shards_->move(to, tier);
+  if (policy_.shards.tier == Tier::kDevice) shards_->move(to, tier);  // others rest off it; what is gathered goes
   for (const Unit& unit : layout_.units) {
     residency_->shard_moved(unit.id, /*regather=*/tier == Tier::kDevice);
     rebind(unit.id);

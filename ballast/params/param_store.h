@@ -98,6 +98,10 @@ class ParamStore {
   /// UseError if the module's parameters are no longer those that the engine trains: their data was exchanged
   /// (module->to(dtype), set_data), or a frozen one requires grad now. An update would be lost without a word.
   void refuse_changed_module() const;
+  /// The engine has ended with this error: sharded parameters that aren't there throw it.
+  void refuse(std::exception_ptr cause) noexcept {
+    if (residency_) residency_->refuse(std::move(cause));
+  }
   /// Throws what made an operator fail in a parameter fault, if one did.
   void rethrow_failure() const;
   std::exception_ptr failure() const;  // or null

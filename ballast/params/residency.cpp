@@ -63,7 +63,11 @@ void Residency::touch_and_pin(int unit) noexcept {
     fail(lock, std::current_exception());
   }
   // The operator must throw, not read nothing.
-  if (failure_ && at(unit).residence != Residence::kMapped) at(unit).storage.arm(text_of(failure_));
+  if (failure_ && at(unit).residence != Residence::kMapped) {
+    // A gather that nobody waits for any more may still write into the memory.
+    if (at(unit).residence == Residence::kGathering) at(unit).storage.set_aside();
+    at(unit).storage.arm(text_of(failure_));
+  }
 }
 
 void Residency::written(int unit, std::int64_t element) noexcept {
@@ -138,6 +142,7 @@ void Residency::start_gather(const Lock& held, int unit) {
   State& state = at(unit);
   rounds_.meet_on_unit(Call::kGather, unit);
   state.update.wait(name(unit));
+  state.behind = false;
   Ledger::Entry bytes = ledger_->track(MemoryKind::kGathered, Tier::kDevice,
                                        size(unit) * static_cast<std::int64_t>(state.storage.flat().element_size()));
   state.storage.map();
@@ -218,13 +223,14 @@ void Residency::prefetch(const Lock& held) {
     // it has run already is timing, which may decide what is read from disk, but not what is gathered.
     if (!at(next).update.has_run()) return;
     gathers =
-        gathers && !at(next).update && ahead_ + size(next) <= limits_.prefetch && make_room(held, size(next), true);
+        gathers && !at(next).behind && ahead_ + size(next) <= limits_.prefetch && make_room(held, size(next), true);
     if (gathers) {
       start_gather(held, next);
-    } else if (reads-- > 0) {
-      shards_.expect(next);
-    } else {
+    } else if (reads <= 0) {
       return;
+    } else if (shards_.tier(next) == Tier::kNvme) {
+      shards_.expect(next);
+      --reads;
     }
   }
 }
@@ -275,8 +281,10 @@ void Residency::open_after(int unit, PendingUpdate update) {
   State& state = at(unit);
   if (!state.managed) return;
   state.update = std::move(update);
+  state.behind = static_cast<bool>(state.update);
   if (state.pins > 0) {
     state.update.wait(name(unit));
+    state.behind = false;
     rounds_.meet_on_unit(Call::kGather, unit);
     fetch(lock, unit);
     state.residence = Residence::kGathering;
@@ -312,6 +320,11 @@ void Residency::accept_write(int unit, std::size_t slot) {
 
 void Residency::fail(const Lock&, std::exception_ptr cause) noexcept {
   if (!failure_) failure_ = std::move(cause);
+}
+
+void Residency::refuse(std::exception_ptr cause) noexcept {
+  Lock lock(mutex_);
+  fail(lock, std::move(cause));
 }
 
 std::exception_ptr Residency::failure() const {

@@ -79,6 +79,10 @@ class Residency final : public FaultHandler {
   /// The slot's mapped values were changed on purpose (gathered with a writer) or are going to be replaced.
   void accept_write(int unit, std::size_t slot);
 
+  /// The engine has ended with this error: an operator that would have to gather throws it instead of waiting for peers
+  /// that may be gone.
+  void refuse(std::exception_ptr cause) noexcept;
+
   /// The error that made an operator throw, or null. Rethrow it in the engine's next call: it has the cause.
   std::exception_ptr failure() const;
 
@@ -97,6 +101,7 @@ class Residency final : public FaultHandler {
     Residence residence = Residence::kSharded;
     bool managed = false, persistent = false;
     bool touched = false;  // since it was mapped: a prefetched unit that nothing has used yet isn't
+    bool behind = false;   // updated behind a step() and not gathered since: unlike `update`, the same on all ranks
     int pins = 0;
     PendingUpdate update;        // of the shard
     tiers::DeviceEvent fetched;  // the shard is on the device, where it rests elsewhere

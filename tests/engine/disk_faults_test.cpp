@@ -10,6 +10,7 @@
 #include "ballast/base/error.h"
 #include "ballast/comm/testing.h"
 #include "ballast/tiers/testing.h"
+#include "tests/data/temporary_folder.h"
 #include "tests/engine/support/cases.h"
 #include "tests/engine/support/swap_folder.h"
 #include "tests/engine/support/zoo.h"
@@ -127,9 +128,9 @@ struct Breakdown {
   Fault fault;
   const char* told;  // in the error's text
 };
-class DiskBreaks : public ::testing::TestWithParam<std::tuple<File, Breakdown>> {};
+class BreakingDisk : public ::testing::TestWithParam<std::tuple<File, Breakdown>> {};
 
-TEST_P(DiskBreaks, EveryRankEndsAndNothingCountsAfterwards) {
+TEST_P(BreakingDisk, EveryRankEndsAndNothingCountsAfterwards) {
   const auto& [file, breakdown] = GetParam();
   constexpr int kSteps = 12, kGood = 30;  // requests before the fault: some steps of every stage
   for (int stage : file.stages) {
@@ -161,7 +162,7 @@ std::string file_name(const ::testing::TestParamInfo<File>& info) { return info.
 
 INSTANTIATE_TEST_SUITE_P(Files, DiskFaults, ::testing::ValuesIn(kFiles), file_name);
 INSTANTIATE_TEST_SUITE_P(
-    Files, DiskBreaks,
+    Files, BreakingDisk,
     ::testing::Combine(::testing::ValuesIn(kFiles),
                        ::testing::Values(Breakdown{"ReadError", DiskOp::kRead, Fault::error(EIO), "Input/output error"},
                                          Breakdown{"WriteError", DiskOp::kWrite, Fault::error(EIO),
@@ -170,6 +171,73 @@ INSTANTIATE_TEST_SUITE_P(
                                          Breakdown{"Truncated", DiskOp::kRead, Fault::moves_only(0), "moves nothing"},
                                          Breakdown{"FlippedBit", DiskOp::kRead, Fault::flips(12345), "checksum"})),
     [](const auto& info) { return std::string(std::get<0>(info.param).name) + "_" + std::get<1>(info.param).name; });
+
+// Ranks read their parts of a pending window together: one that can't read its own must not leave the others waiting.
+TEST(DiskBreaks, ASaveWhoseWindowCannotBeReadTellsEveryRankWhy) {
+  for (const int stage : {2, 3}) {  // sums land on disk before the window ends
+    std::atomic<bool> broken{false};
+    const RankWithFaultyDisk faulty(1, "gradients.swap", [&](const DiskRequest& request) {
+      return broken && request.op == DiskOp::kRead ? Fault::error(EIO) : Fault::none();
+    });
+    const data::TemporaryFolder folder;
+    run_ranks(
+        2,
+        [&](const World& world) {
+          Board unused(world.size());
+          auto model = std::make_shared<Zoo>();
+          nlohmann::json changes = Zoo::leaf_settings();
+          changes["comm_timeout_seconds"] = 30;
+          Session session(model, settings({stage, Placement::kAllNvme, DType::kFloat32, false}, 1, changes), world,
+                          unused);
+          session.engine().backward(model->loss(sample(0, 0, world.rank(), world.device())));
+          session.engine().full_grad("gain");  // all that is to land has landed
+          broken = true;
+          try {
+            SaveOptions options;
+            options.include_window = true;
+            session.engine().save_checkpoint(folder.path(), "t", options);
+            ADD_FAILURE() << "saved, stage " << stage;
+          } catch (const IoError& e) {
+            EXPECT_NE(std::string(e.what()).find("gradients.swap"), std::string::npos) << e.what();
+          }
+        },
+        thread_options());
+  }
+}
+
+// After an error that ended the engine a forward must not wait for peers that may be gone.
+TEST(DiskBreaks, AForwardAfterTheEndOfTheEngineThrowsItsCause) {
+  std::atomic<bool> broken{false};
+  const RankWithFaultyDisk faulty(0, "optimizer.swap", [&](const DiskRequest& request) {
+    return broken && request.op == DiskOp::kRead ? Fault::error(EIO) : Fault::none();
+  });
+  run_ranks(
+      2,
+      [&](const World& world) {
+        Board unused(world.size());
+        auto model = std::make_shared<Zoo>();
+        nlohmann::json changes = Zoo::leaf_settings();
+        changes["comm_timeout_seconds"] = 5;
+        Session session(model, settings({3, Placement::kNvme, DType::kFloat32, false}, 1, changes), world, unused);
+        Engine& engine = session.engine();
+        engine.backward(model->loss(sample(0, 0, world.rank(), world.device())));
+        engine.step();
+        engine.synchronize();
+        engine.full_parameter("unused.weight");
+        broken = true;
+        EXPECT_ANY_THROW({
+          for (const auto& item : model->named_parameters()) engine.full_parameter(item.key());
+        });
+        if (world.rank() != 0) return;
+        try {
+          model->loss(sample(1, 0, world.rank(), world.device()));
+          ADD_FAILURE() << "forward went on";
+        } catch (const std::exception& e) {
+          EXPECT_NE(std::string(e.what()).find("optimizer.swap"), std::string::npos) << e.what();
+        }
+      },
+      thread_options());
+}
 
 // What a month-long run can't afford to gain a little of at each step.
 struct Usage {

@@ -115,6 +115,34 @@ TEST(MoveStates, LeaveNothingOnTheDevice) {
       thread_options());
 }
 
+// Shards that rest elsewhere leave the device when what is gathered of them does.
+TEST(MoveStates, LeaveNothingGatheredWhereverShardsRest) {
+  for (const Placement placement : {Placement::kHost, Placement::kAllHost, Placement::kAllNvme})
+    for (const int persistent : {0, 40})
+      run_ranks(
+          2,
+          [&](const World& world) {
+            Board unused(world.size());
+            auto model = std::make_shared<Zoo>();
+            const nlohmann::json zero = {{"stage3_param_persistence_threshold", persistent}};
+            Session session(model, settings({3, placement, DType::kFloat32, false}, 1, placed(zero)), world, unused);
+            Engine& engine = session.engine();
+            const auto train = [&](int step) {
+              engine.backward(model->loss(sample(step, 0, world.rank(), world.device())));
+            };
+            train(0);
+            EXPECT_TRUE(engine.step().applied);
+            train(1);
+            EXPECT_GT(engine.memory().cell(MemoryKind::kGathered, Tier::kDevice).now, 0);
+            engine.offload_states();
+            EXPECT_EQ(engine.memory().total(Tier::kDevice).now, 0) << name_of(placement);
+            engine.reload_states();
+            EXPECT_TRUE(engine.step().applied);
+          },
+          thread_options());
+  expect_nothing_swapped();
+}
+
 TEST(MoveStates, LeaveWhatIsHeldWhereItsPointersAre) {
   for (int stage : {0, 1, 2})
     run_ranks(

@@ -7,6 +7,7 @@
 #include "ballast/base/error.h"
 #include "ballast/comm/testing.h"
 #include "tests/engine/support/cases.h"
+#include "tests/engine/support/zoo.h"
 
 namespace ballast::testing {
 namespace {
@@ -63,6 +64,32 @@ TEST(Guards, CoalescingInsideNoSyncDoesNotReduce) {
     }
     EXPECT_TRUE(session.step().applied);
   });
+}
+
+// What one rank waits for is its own business: what is gathered ahead stays the same on all.
+TEST(Synchronize, OnOneRankAloneChangesNothingForTheOthers) {
+  for (const Placement placement : kEveryPlacement)
+    for (const int first : {0, 1}) {
+      run_trial(2, {3, placement, DType::kFloat32, false}, [&](Trial& trial) {
+        const auto model = std::make_shared<Zoo>();
+        Session& session = trial.start(model, 1, Zoo::leaf_settings());
+        for (int step = 0; step < 5; ++step) {
+          session.engine().backward(model->loss(sample(step, 0, trial.rank(), trial.world().device())));
+          session.step();
+          if (trial.rank() == (first + step) % 2) session.engine().synchronize();
+          if (step % 2 == first) continue;
+          const torch::NoGradGuard no_grad;
+          model->backwards_through_blocks(sample(step, 1, 0, trial.world().device()));
+        }
+      });
+    }
+}
+
+TEST(Engine, RefusesAModuleWithoutParameters) {
+  for (const int stage : {0, 3})
+    EXPECT_THROW(Engine(lin(std::vector<Named>{}), Config::from_json({{"zero_optimization", {{"stage", stage}}}}),
+                        World::single(test_options())),
+                 UseError);
 }
 
 TEST(Gathered, PointersStayGoodThroughAStep) {

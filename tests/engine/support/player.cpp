@@ -34,7 +34,10 @@ at::Tensor pattern(const at::Tensor& like, double coefficient, bool infinite) {
 }  // namespace
 
 Player::Player(std::uint64_t seed, const World& world, Board& board) : random_(seed), seed_(seed), world_(world) {
-  cell_ = {draw(4), static_cast<Placement>(draw(3)), static_cast<DType>(draw(3)), chance(50)};
+  const int stage = draw(4);
+  Placement placement = kEveryPlacement[static_cast<std::size_t>(draw(static_cast<int>(kEveryPlacement.size())))];
+  if (placement == Placement::kAllHost && stage != 3) placement = Placement::kHost;
+  cell_ = {stage, placement, static_cast<DType>(draw(3)), chance(50)};
   accumulation_steps_ = 1 + draw(3);
   const double clip = chance(30) ? 2.0 : 0.0;
   constexpr std::int64_t kBuckets[] = {1, 64, 500'000'000};
