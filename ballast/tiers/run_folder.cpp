@@ -109,6 +109,10 @@ void remove_dead(const fs::path& nvme_path) {
 void check_parent(const fs::path& nvme_path, int rank) {
   std::error_code error;
   const fs::file_status status = fs::status(nvme_path, error);
+  if (error && error != std::errc::no_such_file_or_directory && error != std::errc::not_a_directory) {
+    throw IoError("tiers.run_folder", error.message(), " (looking for nvme_path ", nvme_path.string(), ", rank ", rank,
+                  "; name a folder on a local disk)");
+  }
   if (!fs::exists(status)) {
     throw IoError("tiers.run_folder", "nvme_path does not exist (", nvme_path.string(), ", rank ", rank,
                   "; create it, or name a folder on a local disk)");

@@ -11,6 +11,12 @@
 #include "ballast/tiers/host_arena.h"
 
 namespace ballast::tiers {
+namespace {
+
+// More than one for each extent would never be used.
+int buffers_of(std::size_t extents, int wanted) { return std::min(wanted, std::max(2, static_cast<int>(extents))); }
+
+}  // namespace
 
 SwapRing::Bytes SwapRing::bytes_of(const std::vector<std::int64_t>& extent_bytes, int buffers) {
   Bytes bytes;
@@ -20,7 +26,7 @@ SwapRing::Bytes SwapRing::bytes_of(const std::vector<std::int64_t>& extent_bytes
     bytes.file += padded;
     longest = std::max(longest, padded);
   }
-  bytes.buffers = buffers * longest;
+  bytes.buffers = buffers_of(extent_bytes.size(), buffers) * longest;
   return bytes;
 }
 
@@ -32,10 +38,11 @@ SwapRing::SwapRing(const std::string& name, const std::vector<std::int64_t>& ext
       folder_(options.nvme_path, rank),
       file_(folder_.path() / name, extent_bytes, options.disk, rank),
       written_(extent_bytes.size(), false) {
-  const std::int64_t longest = bytes_.buffers / options.buffers;
-  HostArena arena(options.buffers * HostArena::bytes_of(longest, at::kByte), options.pin_memory, device);
+  const int buffers = buffers_of(extent_bytes.size(), options.buffers);
+  const std::int64_t longest = bytes_.buffers / buffers;
+  HostArena arena(buffers * HostArena::bytes_of(longest, at::kByte), options.pin_memory, device);
   std::vector<std::span<std::byte>> spans;
-  for (int b = 0; b < options.buffers; ++b) {
+  for (int b = 0; b < buffers; ++b) {
     buffers_.push_back({arena.allocate(longest, at::kByte)});
     spans.push_back(
         {static_cast<std::byte*>(buffers_.back().bytes.mutable_data_ptr()), static_cast<std::size_t>(longest)});

@@ -17,8 +17,9 @@ namespace ballast::tiers {
 struct SwapOptions {
   std::filesystem::path nvme_path;  // its folder's folder
   DiskOptions disk;
-  int buffers = 4;           // extents in host memory at once: read ahead, open, being written; at least 2
-  bool read_ahead = true;    // else expect() does nothing
+  int buffers = 4;         // extents in host memory at once, of those that there are: read ahead, open, being written;
+                           // at least 2
+  bool read_ahead = true;  // else expect() does nothing
   bool write_behind = true;  // else close() waits for the write
   bool pin_memory = false;   // of buffers, next to a device that copies from them
 };

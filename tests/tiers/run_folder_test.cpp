@@ -56,6 +56,8 @@ TEST(RunFolder, WhereItCannotBeSaysWhy) {
             "disk)");
   EXPECT_EQ(error(folder.path() / "file"),
             "[tiers.run_folder] nvme_path is not a folder (DIR/file, rank 2; name a folder on a local disk)");
+  const std::string too_long = error(folder.path() / std::string(300, 'x'));
+  EXPECT_TRUE(too_long.starts_with("[tiers.run_folder] File name too long (looking for nvme_path ")) << too_long;
   const std::string read_only = error("/proc");
   EXPECT_TRUE(read_only.starts_with("[tiers.run_folder] ")) << read_only;
   EXPECT_TRUE(read_only.ends_with("rank 2; nvme_path must be writable, with space)")) << read_only;
