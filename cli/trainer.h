@@ -48,7 +48,7 @@ class Trainer {
   std::vector<std::int64_t> sample();
 
   std::int64_t steps() const { return step_; }  // so far
-  bool finished() const { return step_ == run_.train.steps; }
+  bool finished() const { return step_ >= run_.train.steps; }
   std::int64_t parameters() const { return parameters_; }
   double epoch() const { return sampler_.epoch(); }
   const Engine& engine() const { return engine_; }
