@@ -26,13 +26,6 @@ std::string part_name(int rank, int world) {
 
 bool starts_with(const std::string& name, const char* prefix) { return name.rfind(prefix, 0) == 0; }
 
-bool has_default_name(const std::string& tag) {
-  constexpr const char* kDefault = "global_step";
-  const std::size_t digits = std::string(kDefault).size();
-  return starts_with(tag, kDefault) && tag.size() > digits &&
-         tag.find_first_not_of("0123456789", digits) == std::string::npos;
-}
-
 void fill_in(Pieces& pieces, const std::map<std::string, const Part*>& parts) {
   for (Piece& piece : pieces) piece.checksum = parts.at(piece.file)->tensors.at(piece.tensor);
 }
@@ -43,6 +36,13 @@ std::string rank_file_name(int rank, int world) {
   char name[64];
   std::snprintf(name, sizeof name, "rank-%05d-of-%05d.safetensors", rank, world);
   return name;
+}
+
+bool is_default_tag(const std::string& tag) {
+  constexpr const char* kDefault = "global_step";
+  const std::size_t digits = std::string(kDefault).size();
+  return starts_with(tag, kDefault) && tag.size() > digits &&
+         tag.find_first_not_of("0123456789", digits) == std::string::npos;
 }
 
 std::string Part::to_text() const {
@@ -112,21 +112,31 @@ void CheckpointFolder::commit(Manifest manifest, const std::vector<Part>& parts,
   sync_folder(path_, owner_);
   write_text(path_ / kLatest, tag, owner_);
   sync_folder(path_, owner_);
-  retain(keep_last, tag);
+  retain(keep_last, manifest);
 }
 
 // The checkpoint stands; what fails from here on costs space, not the save.
-void CheckpointFolder::retain(int keep_last, const std::string& saved) const {
+void CheckpointFolder::retain(int keep_last, const Manifest& saved) const {
   try {
-    remove_folder(unfinished(saved), owner_);  // the one that was replaced
+    remove_folder(unfinished(saved.tag), owner_);  // the one that was replaced
     if (keep_last <= 0) return;
     std::vector<std::string> old;
     for (const std::string& tag : tags())
-      if (has_default_name(tag) && tag != saved) old.push_back(tag);
-    const std::size_t kept = static_cast<std::size_t>(keep_last) - (has_default_name(saved) ? 1 : 0);
+      if (is_default_tag(tag) && tag != saved.tag && is_of(saved.run, tag)) old.push_back(tag);
+    const std::size_t kept = static_cast<std::size_t>(keep_last) - (is_default_tag(saved.tag) ? 1 : 0);
     for (std::size_t i = 0; i + kept < old.size(); ++i) remove_checkpoint(old[i]);
   } catch (const IoError& e) {
     log_warning("an old checkpoint could not be removed: ", e.what());
+  }
+}
+
+// One that can't be read is nobody's to remove.
+bool CheckpointFolder::is_of(const std::string& run, const std::string& tag) const {
+  const fs::path path = of(tag) / Manifest::kFile;
+  try {
+    return Manifest::from_text(read_text(path, Manifest::kMostBytes, owner_), path.string()).run == run;
+  } catch (const IoError&) {
+    return false;
   }
 }
 

@@ -22,6 +22,9 @@ struct Part {
 
 std::string rank_file_name(int rank, int world);  // "rank-00002-of-00008.safetensors"
 
+/// Is it a name that saves give without being told one: "global_step17"?
+bool is_default_tag(const std::string& tag);
+
 /// The folder that holds a run's checkpoints, each a folder of its tag, and `latest`, which names one of them. A
 /// checkpoint is written under another name beside and appears whole: whatever fails, and whenever, the ones that were
 /// there stay as they are, and `latest` on one of them. One run at a time saves into a folder. Errors: IoError.
@@ -42,8 +45,8 @@ class CheckpointFolder {
   /// Rank 0: that rank's, if it is there.
   std::optional<Part> find_part(const std::string& tag, int rank, int world) const;
   /// Rank 0, with all parts: completes the manifest's checksums and files, makes the checkpoint appear and `latest`
-  /// name it. Then removes checkpoints with names like the default ("global_step17") but the `keep_last` saved last (0:
-  /// none are removed); what can't be removed is a line in the log.
+  /// name it. Then removes this run's checkpoints with names like the default ("global_step17") but the `keep_last`
+  /// saved last (0: none are removed); what can't be removed is a line in the log.
   void commit(Manifest manifest, const std::vector<Part>& parts, int keep_last) const;
   /// Rank 0, of a save that failed: removes what it left, as far as that is possible.
   void abandon(const std::string& tag) const noexcept;
@@ -55,7 +58,8 @@ class CheckpointFolder {
 
  private:
   void remove_leftovers() const;
-  void retain(int keep_last, const std::string& saved) const;
+  void retain(int keep_last, const Manifest& saved) const;
+  bool is_of(const std::string& run, const std::string& tag) const;
   void remove_checkpoint(const std::string& tag) const;
 
   std::filesystem::path path_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <random>
 #include <set>
 #include <string_view>
 
@@ -231,8 +232,14 @@ bool is_plain_name(const std::string& name) {
          name.find_first_of(std::string("/\\\0", 3)) == std::string::npos;
 }
 
+std::string new_run() {
+  std::random_device random;
+  return checksum_text((std::uint64_t{random()} << 32) | random());
+}
+
 std::string Manifest::to_text() const {
   Json json = {{"tag", tag},
+               {"run", run},
                {"world", world},
                {"stage", stage},
                {"compute_dtype", compute_dtype},
@@ -297,6 +304,7 @@ Manifest Manifest::from_text(const std::string& text, const std::string& file) {
 
   Manifest manifest;
   manifest.tag = root["tag"].text();
+  if (root.has("run")) manifest.run = root["run"].text();
   manifest.world = static_cast<int>(root["world"].number(1, 1 << 30));
   manifest.stage = static_cast<int>(root["stage"].number(0, 3));
   manifest.compute_dtype = root["compute_dtype"].text();

@@ -63,6 +63,7 @@ struct Manifest {
   static constexpr std::int64_t kMostBytes = std::int64_t{1} << 30;
 
   std::string tag;
+  std::string run;  // new_run() of the run that saved it, and of those that went on from it; "" where it doesn't say
   int world = 1, stage = 0;
   std::string compute_dtype;      // of the configuration: "fp32", "bf16", "fp16"
   std::string optimizer;          // its type
@@ -86,6 +87,9 @@ struct Manifest {
   /// tensor whose pieces leave a gap or overlap, a file name that would lead out of the folder.
   static Manifest from_text(const std::string& text, const std::string& file);
 };
+
+/// What tells a run from others: 16 random hexadecimal digits.
+std::string new_run();
 
 /// Can be the name of a file in a checkpoint's folder, or of the folder itself: no path, not hidden, at most 200 bytes.
 bool is_plain_name(const std::string& name);

@@ -70,6 +70,17 @@ TEST(Folder, KeepsTheLastAndWhatHasANameOfItsOwn) {
   EXPECT_EQ(load_small(folder.path()), 5);
 }
 
+TEST(Folder, KeepsWhatOtherRunsSaved) {
+  const TestFolder folder;
+  save_small(folder.path(), "global_step1", 1, 1, 2, "theirs");
+  save_small(folder.path(), "global_step2", 2, 0, 2, "");  // doesn't say whose it is
+  std::ofstream(folder / "global_step2/manifest.json") << "damaged";
+  for (const int step : {3, 4}) save_small(folder.path(), "global_step" + std::to_string(step), 3, 1, 2, "ours");
+  EXPECT_EQ(names_in(folder.path()),
+            (std::vector<std::string>{"global_step1", "global_step2", "global_step4", "latest"}));
+  EXPECT_EQ(load_small(folder.path(), "global_step1"), 1);
+}
+
 TEST(Folder, NamesWhatIsMissing) {
   const TestFolder folder;
   EXPECT_NE(error_of([&] { load_small(folder.path()); }).find("latest"), std::string::npos);

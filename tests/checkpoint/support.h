@@ -57,9 +57,10 @@ std::string error_of(Fn&& fn) {
 inline constexpr std::int64_t kSmallNumel = 10;
 
 /// One parameter "p" of ten elements, `value` each, as `world` ranks would save it.
-inline Manifest small_manifest(const std::string& tag, int world) {
+inline Manifest small_manifest(const std::string& tag, int world, const std::string& run = "a run") {
   Manifest manifest;
   manifest.tag = tag;
+  manifest.run = run;
   manifest.world = world;
   manifest.compute_dtype = "fp32";
   manifest.optimizer = "Adam";
@@ -89,13 +90,13 @@ inline void save_rank(const CheckpointFolder& folder, const std::string& tag, in
 
 /// The whole save, with the ranks' parts one after the other.
 inline void save_small(const std::filesystem::path& path, const std::string& tag, float value, int keep_last = 0,
-                       int world = 2) {
+                       int world = 2, const std::string& run = "a run") {
   const CheckpointFolder folder(path, {0});
   folder.begin(tag);
   for (int rank = 0; rank < world; ++rank) save_rank(folder, tag, rank, world, value);
   std::vector<Part> parts;
   for (int rank = 0; rank < world; ++rank) parts.push_back(folder.find_part(tag, rank, world).value());
-  folder.commit(small_manifest(tag, world), parts, keep_last);
+  folder.commit(small_manifest(tag, world, run), parts, keep_last);
 }
 
 /// What a load of it gives: one value ten times, or an exception.
