@@ -1,6 +1,8 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
+#include "ballast/base/log.h"
 #include "ballast/config/json_text.h"
 #include "ballast/engine/policies.h"
 #include "cli/commands.h"
@@ -26,6 +28,10 @@ int check_config(const std::filesystem::path& file, const std::vector<std::strin
     check_engine(run.engine, "engine.");
     effective = run.to_json();
     notices = run.engine.notices;
+    if (std::error_code ignored; !std::filesystem::exists(run.data.path, ignored))
+      log_warning("nothing there (data.path = ", run.data.path,
+                  "; relative to where the command runs; training will end "
+                  "with an error)");
   } else {
     const Config engine = Config::from_json(root);
     check_engine(engine, "");

@@ -6,11 +6,13 @@
 #include "cli/commands.h"
 #include "cli/resume.h"
 #include "cli/status.h"
+#include "cli/text.h"
 
 namespace ballast::cli {
 namespace {
 
 ckpt::CheckpointReader open(const std::filesystem::path& path) {
+  refuse_hugging_face(path, "ballast checkpoint import makes a checkpoint of them");
   const ResumePoint point = find_resume_point(path.string() + "/", path).value();
   return {ckpt::CheckpointFolder(point.folder, {}), point.tag, {}};
 }
@@ -31,6 +33,26 @@ void print_parameter(const ckpt::ParameterRecord& parameter) {
               static_cast<long long>(parameter.steps), states.c_str());
 }
 
+std::string text_of(const nlohmann::json& value) {
+  return value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+}
+
+/// A line a member, an object's as "name value, name value".
+void print_client_state(const nlohmann::json& state) {
+  if (!state.is_object()) {
+    std::printf("client state: %s\n", text_of(state).c_str());
+    return;
+  }
+  std::printf("client state:\n");
+  for (const auto& [key, value] : state.items()) {
+    std::string text;
+    if (value.is_object())
+      for (const auto& [name, inner] : value.items())
+        text += (text.empty() ? "" : ", ") + printable(name) + " " + text_of(inner);
+    std::printf("  %s: %s\n", printable(key).c_str(), text.empty() ? text_of(value).c_str() : text.c_str());
+  }
+}
+
 }  // namespace
 
 int inspect_checkpoint(const std::filesystem::path& path, bool names) {
@@ -41,8 +63,8 @@ int inspect_checkpoint(const std::filesystem::path& path, bool names) {
     (parameter.trainable ? elements : frozen) += parameter.numel;
   for (const ckpt::FileRecord& file : manifest.files) bytes += file.bytes;
   std::printf("%s\n", reader.path().string().c_str());
-  std::printf("saved by %d ranks, stage %d, %s, %s\n", manifest.world, manifest.stage, manifest.compute_dtype.c_str(),
-              manifest.optimizer.c_str());
+  std::printf("saved by %d %s, stage %d, %s, %s\n", manifest.world, manifest.world == 1 ? "rank" : "ranks",
+              manifest.stage, manifest.compute_dtype.c_str(), manifest.optimizer.c_str());
   for (const auto& [name, value] : manifest.counters)
     std::printf("%s %lld\n", name.c_str(), static_cast<long long>(value));
   std::printf("loss scale %.10g, learning rates", manifest.loss_scale);
@@ -52,9 +74,7 @@ int inspect_checkpoint(const std::filesystem::path& path, bool names) {
               manifest.buffers.size());
   if (manifest.window)
     std::printf("a window that isn't over: %lld backwards\n", static_cast<long long>(manifest.window->backwards));
-  if (!manifest.client_state.is_null())
-    std::printf("client state: %s\n",
-                manifest.client_state.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace).c_str());
+  if (!manifest.client_state.is_null()) print_client_state(manifest.client_state);
   std::printf("files: %zu, %s\n", manifest.files.size(), format_bytes(bytes).c_str());
   for (const ckpt::ParameterRecord& parameter : manifest.parameters)
     if (names) print_parameter(parameter);

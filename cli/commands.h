@@ -18,8 +18,7 @@ inline constexpr int kExitInterrupted = 130;  // as a shell reports an end by Ct
 /// Trains, evaluates, generates; writes metrics.csv, metrics.jsonl, config.json and sample.txt into the run's folder,
 /// the trace where one is asked for, and checkpoints. resume: "" for a new run, else as find_resume_point takes it.
 /// init: weights to start from, checked against run.model; null: random ones.
-int train(const RunFile& run, const TraceOptions& trace = {}, const std::string& resume = "",
-          WeightSource* init = nullptr);
+int train(RunFile run, const TraceOptions& trace = {}, const std::string& resume = "", WeightSource* init = nullptr);
 
 /// Prints what a rank's memory will hold, by kind and tier, and what each stage and placement would change. ranks: 0
 /// for as many as were launched. with_engine: runs every stage and placement for two windows (on the launched ranks),

@@ -18,7 +18,7 @@ constexpr int kExitUsage = 2;
 
 constexpr const char* kExamples = R"(Examples:
   ballast train --config examples/demo.json --set data.path=src --sample 400
-  torchrun --nproc_per_node 2 --no_python ballast train --config run.json
+  torchrun --nproc-per-node 2 --no-python ballast train --config run.json
   ballast train --config run.json --set engine.zero_optimization.stage=3 --set train.steps=100
   ballast train --config run.json --trace trace.json --trace-steps 5:8
   ballast train --config run.json --save-every 500 --keep-last 3 --resume auto
@@ -29,7 +29,8 @@ constexpr const char* kExamples = R"(Examples:
   ballast config check run.json
   ballast bench-io /mnt/nvme
 
-A run file has the sections engine (DeepSpeed's schema: docs/config.md), model, data, train and sample (docs/train.md).)";
+A run file has the sections engine (DeepSpeed's schema: docs/config.md), model, data, train, save and sample
+(docs/train.md).)";
 
 /// The first word that nobody knows, as an error that names the nearest one. Options and verbs are CLI11's.
 void refuse_unknown(const CLI::App& app) {
@@ -93,15 +94,18 @@ int run(int argc, char** argv) {
       train
           ->add_option("--resume", resume,
                        "Go on with a checkpoint: auto, where there is one in the run's folder for them; a folder, or a "
-                       "tag")
+                       "tag. A run that goes on with its own checkpoints saves beside them, at its end and when Ctrl-C "
+                       "or SIGTERM comes, also without the options below")
           ->expected(0, 1)
           ->default_str("auto");
   train->add_option("--init", init,
                     "Start from these weights: a folder with config.json and safetensors files, or a checkpoint");
   train->add_option("--save", save,
                     "Folder for checkpoints; one is written at the end, and when Ctrl-C or SIGTERM comes");
-  CLI::Option* every = train->add_option("--save-every", save_every, "Steps between checkpoints");
-  CLI::Option* kept = train->add_option("--keep-last", keep_last, "Checkpoints to keep, the last ones");
+  CLI::Option* every =
+      train->add_option("--save-every", save_every, "Steps between checkpoints; 0: none but those of --save");
+  CLI::Option* kept =
+      train->add_option("--keep-last", keep_last, "Checkpoints of this run to keep, the last ones; 0: all");
   train->footer(
       "Ctrl-C ends the run after the running step, with the report so far; a second one at once. SIGTERM does the "
       "same: with checkpoints on, one is written "
@@ -124,6 +128,8 @@ int run(int argc, char** argv) {
       if (every->count() > 0) file.save.every = save_every;
       if (kept->count() > 0) file.save.keep_last = keep_last;
       if (resumed->count() > 0 && resume.empty()) resume = "auto";
+      if (kept->count() > 0 && resume.empty() && !file.save.on())
+        throw UseError("cli.parse", "missing option (--save-every N, --save DIR or --resume beside --keep-last)");
       if (!trace_steps.empty() && trace_file.empty())
         throw UseError("cli.parse", "missing option (--trace FILE beside --trace-steps)");
       cli::TraceOptions trace{trace_file, {}};

@@ -91,14 +91,12 @@ void adopt(json& root, const GivenModel& given) {
   const json theirs = model_to_json(spelled_out(given.options));
   json merged = theirs;
   merged.update(section);
-  const models::GptOptions own = model_from_json(merged);
-  const json mine = model_to_json(spelled_out(own));
-  for (const auto& [name, value] : theirs.items()) {
+  for (const ModelDifference& key : differences(model_from_json(merged), given.options)) {
     const bool free =
-        name == "dropout" || (name == "context" && given.options.positions == models::PositionKind::kRotary);
-    if (!free && mine[name] != value)
-      throw ConfigError(kParse, "contradiction (model.", name, " = ", show(mine[name]), ", that of the weights in ",
-                        given.where, " = ", show(value), "; leave the key out)");
+        key.name == "dropout" || (key.name == "context" && given.options.positions == models::PositionKind::kRotary);
+    if (!free)
+      throw ConfigError(kParse, "contradiction (model.", key.name, " = ", key.first, ", that of the weights in ",
+                        given.where, " = ", key.second, "; leave the key out)");
   }
   section = merged;
 }
@@ -160,6 +158,14 @@ models::GptOptions model_from_json(const json& section) {
   read_own_sections({{"model", section}}, run);
   models::check(run.model);
   return run.model;
+}
+
+std::vector<ModelDifference> differences(const models::GptOptions& first, const models::GptOptions& second) {
+  const json ours = model_to_json(spelled_out(first)), theirs = model_to_json(spelled_out(second));
+  std::vector<ModelDifference> found;
+  for (const auto& [name, value] : ours.items())
+    if (theirs[name] != value) found.push_back({name, show(value), show(theirs[name])});
+  return found;
 }
 
 bool is_run_file(const json& root) {

@@ -85,6 +85,12 @@ struct RunFile {
 nlohmann::json model_to_json(const models::GptOptions& options);
 models::GptOptions model_from_json(const nlohmann::json& section);
 
+/// A key of the section model with its values in two models, the defaults that depend on other keys as numbers.
+struct ModelDifference {
+  std::string name, first, second;
+};
+std::vector<ModelDifference> differences(const models::GptOptions& first, const models::GptOptions& second);
+
 /// Has the JSON one of a run file's sections? Else it is an engine's configuration alone.
 bool is_run_file(const nlohmann::json& root);
 

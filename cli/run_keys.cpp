@@ -155,7 +155,7 @@ void add_train(Keys& keys) {
   keys.push_back(text(
       {.path = "train.name",
        .meaning = "The run's files are in this folder below train.folder; an earlier run of that name "
-                  "is replaced, unless --resume goes on with it.",
+                  "is replaced, but for one with checkpoints, with which --resume goes on.",
        .fallback = "the file's name"},
       [](auto& r) -> auto& { return r.train.name; }));
   keys.push_back(text(
@@ -199,7 +199,7 @@ void add_save(Keys& keys) {
       {.path = "save.every",
        .allowed = integer(0),
        .meaning = "Steps between checkpoints, as by --save-every; 0: at the end and at an interruption only, where "
-                  "save.folder is given."},
+                  "save.folder is given or the run goes on with its own."},
       [](auto& r) -> auto& { return r.save.every; }));
   keys.push_back(text(
       {.path = "save.folder",
@@ -208,7 +208,7 @@ void add_save(Keys& keys) {
   keys.push_back(bind<RunFile>(
       {.path = "save.keep_last",
        .allowed = integer(0),
-       .meaning = "So many of them are kept, as by --keep-last; 0: all."},
+       .meaning = "So many of this run's are kept, as by --keep-last; 0: all."},
       [](auto& r) -> auto& { return r.save.keep_last; }));
   keys.push_back(bind<RunFile>(
       {.path = "save.asynchronous",

@@ -1,5 +1,6 @@
 #include "cli/text.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 
@@ -41,6 +42,22 @@ std::string describe_windows(const RunFile& run, int world) {
   }
   return length + (length.ends_with(" 1") ? " backward" : " backwards") + ", each on " +
          std::to_string(shape.micro_batch) + " x " + std::to_string(run.model.context) + " a rank";
+}
+
+/// Bytes of the character that begins there; 0: it is a control character, or no UTF-8 (RFC 3629: no overlong forms, no
+/// surrogates, nothing beyond U+10FFFF).
+std::size_t character_at(const std::string& text, std::size_t at) {
+  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
+  const unsigned first = byte(at);
+  if (first < 0x80) return (first >= 0x20 && first != 0x7f) || first == '\n' || first == '\t' ? 1 : 0;
+  const std::size_t length = first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : first < 0xf5 ? 4 : 0;
+  for (std::size_t i = 1; i < length; ++i)
+    if ((byte(at + i) & 0xc0) != 0x80) return 0;
+  const unsigned second = byte(at + 1);
+  const bool out_of_range = (first == 0xc2 && second < 0xa0) ||  // the other control characters
+                            (first == 0xe0 && second < 0xa0) || (first == 0xed && second >= 0xa0) ||
+                            (first == 0xf0 && second < 0x90) || (first == 0xf4 && second >= 0x90);
+  return out_of_range ? 0 : length;
 }
 
 }  // namespace
@@ -95,12 +112,11 @@ std::vector<std::string> describe_memory(const Ledger& memory) {
 
 std::string printable(const std::string& text) {
   std::string shown;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if ((byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7f)
-      shown += print("\\x%02x", byte);
-    else
-      shown += c;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t length = character_at(text, at);
+    if (length == 0) shown += print("\\x%02x", static_cast<unsigned char>(text[at]));
+    shown.append(text, at, length);
+    at += std::max<std::size_t>(length, 1);
   }
   return shown;
 }

@@ -38,6 +38,14 @@ std::shared_ptr<const data::Windows> open_windows(const RunFile& run) {
       std::move(corpus), data::WindowOptions{run.model.context, run.data.held_out, run.model.vocabulary});
 }
 
+std::string describe_saves(const SaveSection& save) {
+  std::string text = save.every > 0 ? ", every " + std::to_string(save.every) + (save.every == 1 ? " step" : " steps") +
+                                          " and at the end"
+                                    : ", at the end";
+  if (save.keep_last > 0) text += "; the last " + std::to_string(save.keep_last) + " are kept";
+  return text;
+}
+
 /// All that rank 0 shows and writes. The other ranks have none.
 class Console {
  public:
@@ -50,15 +58,19 @@ class Console {
         folder_(run.run_folder()),
         with_times_(run.engine.wall_clock_breakdown),
         progress_(stdout, monitor::Progress::is_terminal(stdout)),
-        metrics_(folder_, Status::columns(with_times_), sums ? static_cast<double>(trainer.steps()) : -1),
+        metrics_(folder_, Status::columns(with_times_), sums ? point_of(trainer, *sums) : std::nullopt),
         entropy_(data::order0_entropy(windows.corpus())) {
     if (sums) status_.go_on(trainer.steps(), *sums);
-    fs::remove(folder_ / "sample.txt");  // an earlier run's; the other files are written anew
+    if (!trainer.finished()) fs::remove(folder_ / "sample.txt");  // an earlier run's; the other files are written anew
     write_file(folder_ / "config.json", run.to_json().dump(2) + "\n");
     progress_.line(describe_model(run, trainer.parameters()));
     progress_.line(describe_engine(run, trainer.engine().world()));
     progress_.line(describe_text(windows, unit_, entropy_));
-    if (sums) progress_.line("goes on behind step " + std::to_string(trainer.steps()));
+    if (sums) say_what_goes_on(trainer);
+    if (run.save.on())
+      progress_.line("checkpoints: in " + run.save_folder().string() + describe_saves(run.save));
+    else if (sums || run.save.keep_last > 0)
+      progress_.line("checkpoints: none (--save DIR or --save-every N)");
   }
 
   nlohmann::json sums() const { return status_.sums(); }
@@ -74,10 +86,20 @@ class Console {
       progress_.line("step " + std::to_string(result.step) + "  held-out " + status_.bits(*result.held_out_nats));
   }
 
-  void finish(const Trainer& trainer) {
+  void nothing_left(const Trainer& trainer) {
+    progress_.line("nothing left to do: step " + std::to_string(trainer.steps()) + " was the run's last (train.steps)");
+  }
+
+  /// saved: the run's state is in the checkpoint of that step.
+  void finish(const Trainer& trainer, bool saved) {
     progress_.end();
     const bool whole = status_.last().step == run_.train.steps;
     progress_.line((whole ? "done: " : "stopped after ") + status_.summary());
+    if (saved)
+      progress_.line("saved: " + (run_.save_folder() / trainer.tag()).string() +
+                     (whole ? "" : " (--resume goes on with it)"));
+    else if (!whole)
+      progress_.line("nothing was saved (--save DIR, --save-every N or --resume auto has it saved)");
     if (const auto nats = status_.held_out_nats()) {
       char entropy[64];
       std::snprintf(entropy, sizeof entropy, " (order-0 entropy of the text: %.2f)", entropy_);
@@ -107,6 +129,22 @@ class Console {
   }
 
  private:
+  // The seconds of a run so far are no other run's.
+  static std::optional<monitor::MetricsPoint> point_of(const Trainer& trainer, const nlohmann::json& sums) {
+    return monitor::MetricsPoint{static_cast<double>(trainer.steps()), "seconds", sums.value("seconds", -1.0)};
+  }
+
+  void say_what_goes_on(const Trainer& trainer) {
+    std::string text = "continues after step " + std::to_string(trainer.steps());
+    if (metrics_.rows_cut() > 0)
+      text += "; " + std::to_string(metrics_.rows_cut()) + " later rows of the metrics are cut off";
+    if (metrics_.put_aside())
+      text += "; the metrics begin here (those that were there don't lead up to it: metrics.*.old)";
+    else if (metrics_.rows_kept() == 0)
+      text += "; the metrics begin here";
+    progress_.line(text);
+  }
+
   const RunFile& run_;
   const std::string unit_;
   Status status_;
@@ -119,22 +157,27 @@ class Console {
 
 }  // namespace
 
-int train(const RunFile& run, const TraceOptions& trace_options, const std::string& resume, WeightSource* init) {
+int train(RunFile run, const TraceOptions& trace_options, const std::string& resume, WeightSource* init) {
   if (run.train.threads > 0) at::set_num_threads(run.train.threads);
-  const auto windows = open_windows(run);  // before ranks meet: its errors are every rank's own
+  // Before ranks meet: these errors are every rank's own.
+  if (!resume.empty()) refuse_hugging_face(resume, "--init starts from them");
+  const auto point = resume.empty() ? std::nullopt : find_resume_point(resume, run.save_folder());
+  settle_saving(run, resume, point);
+  const auto windows = open_windows(run);
   const Launched here = launched();
   RunTrace trace(trace_options, run.train.steps, here.rank, here.ranks);
   catch_interrupts();
   const World world = make_world(run);
   Trainer trainer(run, world, windows, init);
   std::optional<nlohmann::json> sums;
-  if (!resume.empty()) sums = trainer.resume(resume, run.save_folder());
+  if (!resume.empty()) sums = trainer.resume(point);
   std::unique_ptr<Console> console;
   if (world.rank() == 0) console = std::make_unique<Console>(run, trainer, *windows, sums);
   if (console && init != nullptr && !sums) console->say("weights of " + init->where());
   if (console && !resume.empty() && !sums)
     console->say("no checkpoint in " + run.save_folder().string() + " yet: starts from the beginning");
 
+  const bool nothing_left = trainer.finished();
   bool stop = false;
   std::int64_t saved = trainer.steps();
   const auto save = [&] {
@@ -151,8 +194,8 @@ int train(const RunFile& run, const TraceOptions& trace_options, const std::stri
   }
   if (run.save.on() && saved < trainer.steps()) save();
   trainer.settle();
-  if (console && run.save.on()) console->say("checkpoints: " + run.save_folder().string());
-  if (console) console->finish(trainer);
+  if (console && nothing_left) console->nothing_left(trainer);
+  if (console && !nothing_left) console->finish(trainer, run.save.on());
   if (!stop && run.sample.count > 0) {
     const auto tokens = trainer.sample();  // every rank: at stage 3 each forward gathers parameters from all of them
     if (console) console->show_sample(tokens);

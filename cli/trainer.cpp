@@ -14,7 +14,6 @@
 #include "ballast/models/generate.h"
 #include "ballast/tiers/device_span.h"
 #include "cli/interrupt.h"
-#include "cli/resume.h"
 
 namespace ballast::cli {
 namespace {
@@ -142,41 +141,65 @@ StepResult Trainer::step() {
   return result;
 }
 
-std::optional<nlohmann::json> Trainer::resume(const std::string& word, const std::filesystem::path& folder) {
-  const std::optional<ResumePoint> point = find_resume_point(word, folder);
+std::optional<nlohmann::json> Trainer::resume(const std::optional<ResumePoint>& point) {
   double found = 0;
   for (const auto& of_rank : agreement_.exchange({point ? 1.0 : 0.0})) found += of_rank[0];
   if (found == 0) return std::nullopt;
   if (found < world_.size())
-    throw IoError("cli.resume", "not all ranks see the checkpoint (", folder.string(), "; ", found, " of ",
+    throw IoError("cli.resume", "not all ranks see the checkpoint (", run_.save_folder().string(), "; ", found, " of ",
                   world_.size(), " do; all ranks must see one folder)");
-  const LoadReport loaded = engine_.load_checkpoint(point->folder, point->tag);
+  LoadReport loaded;
+  try {
+    loaded = engine_.load_checkpoint(point->folder, point->tag);
+  } catch (const UseError&) {  // equal on all ranks; names keys rather than parameters where that says it
+    refuse_other_model(run_.model, client_state_of(*point), point->folder.string());
+    throw;
+  }
+  const std::string where = (point->folder / loaded.tag).string();
   const auto state = nlohmann::json::parse(loaded.client_state, nullptr, /*allow_exceptions=*/false);
   if (!state.is_object() || !state.contains("train"))
-    throw UseError("cli.resume", "the checkpoint is not one of this program's runs (", point->folder.string(), ", ",
-                   loaded.tag, "; load_checkpoint in a program of yours reads it)");
-  const nlohmann::json& train = state["train"];
+    throw UseError("cli.resume", "the checkpoint is not one of this program's runs (", where,
+                   "; load_checkpoint in a program of yours reads it, --init takes its weights alone)");
+  refuse_other_model(run_.model, state, where);
   try {
-    step_ = train.at("step");
-    sampler_.restore({train.at("seed"), train.at("windows"), train.at("drawn")});
+    take_up(state.at("train"), where);
   } catch (const nlohmann::json::exception& e) {
-    throw IoError("cli.resume", "the checkpoint's run is incomplete (", point->folder.string(), ", ", loaded.tag, "; ",
-                  e.what(), ")");
+    throw IoError("cli.resume", "the checkpoint's run is incomplete (", where, "; ", e.what(), ")");
   }
   return state.value("status", nlohmann::json::object());
+}
+
+void Trainer::take_up(const nlohmann::json& train, const std::string& where) {
+  const data::SamplerState saved{train.at("seed"), train.at("windows"), train.at("drawn")};
+  const std::int64_t windows = windows_->count(data::Part::kTrain);
+  step_ = train.at("step");
+  if (saved.seed != run_.train.seed)
+    throw ConfigError("cli.resume", "the run began with another seed (train.seed = ", run_.train.seed,
+                      ", the checkpoint's ", saved.seed, ", ", where,
+                      "; a run goes on with the seed that it began with)");
+  if (saved.windows != windows)
+    throw UseError("cli.resume", "the run began with another text (", windows,
+                   " windows to train on, the checkpoint's ", saved.windows, ", ", where,
+                   "; the section data must be as it was, and its files)");
+  if (step_ > run_.train.steps)
+    throw ConfigError("cli.resume", "the checkpoint is beyond the run's last step (train.steps = ", run_.train.steps,
+                      ", the checkpoint's step ", step_, ", ", where,
+                      "; raise train.steps, or --resume an earlier checkpoint)");
+  sampler_.restore(saved);
 }
 
 void Trainer::save(const nlohmann::json& sums) {
   const data::SamplerState at = sampler_.state();
   const nlohmann::json state = {
-      {"train", {{"step", step_}, {"seed", at.seed}, {"windows", at.windows}, {"drawn", at.drawn}}},
+      {"train",
+       {{"name", run_.train.name}, {"step", step_}, {"seed", at.seed}, {"windows", at.windows}, {"drawn", at.drawn}}},
       {"model", model_to_json(run_.model)},  // what an export needs besides the weights
       {"status", sums}};
   SaveOptions options;
   options.asynchronous = run_.save.asynchronous;
   options.keep_last = static_cast<int>(run_.save.keep_last);
   options.client_state = state.dump();
-  engine_.save_checkpoint(run_.save_folder(), "global_step" + std::to_string(step_), options);
+  engine_.save_checkpoint(run_.save_folder(), tag(), options);
 }
 
 Evaluation Trainer::evaluate() {

@@ -16,6 +16,7 @@
 #include "ballast/models/gpt.h"
 #include "ballast/monitor/breakdown.h"
 #include "cli/evaluation.h"
+#include "cli/resume.h"
 #include "cli/run_file.h"
 #include "cli/status.h"
 #include "cli/weights.h"
@@ -33,10 +34,10 @@ class Trainer {
   Trainer(const RunFile& run, const World& world, std::shared_ptr<const data::Windows> windows,
           WeightSource* init = nullptr);
 
-  /// Takes up the checkpoint that `word` names: "auto" for the latest in `folder`, if there is one; a folder with
-  /// checkpoints, one of them, or a tag in `folder`. Returns the status's sums as they were saved, nothing where "auto"
-  /// finds none. Throws what load_checkpoint throws, UseError where the checkpoint is of other data.
-  std::optional<nlohmann::json> resume(const std::string& word, const std::filesystem::path& folder);
+  /// Takes up that checkpoint. Returns the status's sums as they were saved, nothing where there is no point on any
+  /// rank. Throws what load_checkpoint throws; ConfigError or UseError where the checkpoint is of another model, seed
+  /// or text, or beyond the run's last step.
+  std::optional<nlohmann::json> resume(const std::optional<ResumePoint>& point);
   /// As the run's section says. sums: rank 0's counts.
   void save(const nlohmann::json& sums);
 
@@ -47,7 +48,8 @@ class Trainer {
   /// run.sample.count tokens behind run.sample.prompt (as bytes, which every vocabulary of text has).
   std::vector<std::int64_t> sample();
 
-  std::int64_t steps() const { return step_; }  // so far
+  std::int64_t steps() const { return step_; }                               // so far
+  std::string tag() const { return "global_step" + std::to_string(step_); }  // of a checkpoint of now
   bool finished() const { return step_ >= run_.train.steps; }
   std::int64_t parameters() const { return parameters_; }
   double epoch() const { return sampler_.epoch(); }
@@ -60,6 +62,7 @@ class Trainer {
 
  private:
   monitor::Breakdown* breakdown() { return breakdown_ ? &*breakdown_ : nullptr; }
+  void take_up(const nlohmann::json& train, const std::string& where);
   StepReport run_window(std::int64_t backwards, StepResult& result);
   at::Tensor forward(StepResult& result);
 

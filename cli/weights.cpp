@@ -26,7 +26,7 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
 }
 
 std::string join(const std::vector<std::string>& names) {
-  constexpr std::size_t kMost = 20;
+  constexpr std::size_t kMost = 4;
   std::string text;
   for (std::size_t i = 0; i < std::min(names.size(), kMost); ++i) text += (i == 0 ? "" : ", ") + names[i];
   if (names.size() > kMost) text += " and " + std::to_string(names.size() - kMost) + " more";
@@ -105,6 +105,7 @@ void Misfit::refuse(const std::string& where) const {
 }
 
 std::unique_ptr<WeightSource> open_checkpoint_weights(const fs::path& path) {
+  refuse_hugging_face(path, "they are what an export would write");
   return std::make_unique<CheckpointWeights>(find_resume_point(path.string() + "/", path).value());
 }
 

@@ -45,7 +45,7 @@ class Misfit {
  public:
   using Shapes = std::map<std::string, std::vector<std::int64_t>>;
   Misfit(const Shapes& found, const Shapes& wanted);
-  /// UseError with every name, up to 20 of a kind, where there are any.
+  /// UseError with the first names of each kind and how many more there are, where there are any.
   void refuse(const std::string& where) const;
 
  private:

@@ -3,7 +3,7 @@
 
 int main() {
   auto world = ballast::World::from_env();  // the ranks that torchrun started, or one
-  auto config = ballast::Config::from_string(R"({"managed_gradient_accumulation": false,
+  auto config = ballast::Config::from_string(R"({"managed_gradient_accumulation": false, "steps_per_print": 0,
       "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
       "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}})");
   torch::nn::Sequential model(torch::nn::Linear(8, 64), torch::nn::Tanh(), torch::nn::Linear(64, 1));

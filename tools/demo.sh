@@ -40,7 +40,7 @@ except SignalException:
 # name of the machine, which need not be known to itself.
 launch() {
   OMP_NUM_THREADS=1 LOGLEVEL=ERROR "$PYTHON" -c "$TORCHRUN" --standalone --local_addr 127.0.0.1 \
-    --nproc_per_node "$RANKS" --no_python "$PROGRAM" "$@"
+    --nproc-per-node "$RANKS" --no-python "$PROGRAM" "$@"
 }
 
 main() {

@@ -1,69 +1,16 @@
 // The built program as a user meets it: words, messages, exit statuses, files.
-#include <gtest/gtest.h>
-#include <sys/wait.h>
-
-#include <array>
-#include <cstdio>
-#include <fstream>
-#include <nlohmann/json.hpp>
-#include <sstream>
+#include "tests/cli/program.h"
 
 #include "tests/cli/trace_reader.h"
-#include "tests/data/temporary_folder.h"
 
 namespace ballast::cli {
 namespace {
 
-struct Outcome {
-  int status = -1;
-  std::string output;  // both streams
-};
-
-Outcome shell(const std::string& command) {
-  Outcome outcome;
-  std::FILE* pipe = ::popen(("exec 2>&1; export OMP_NUM_THREADS=1; " + command).c_str(), "r");
-  std::array<char, 4096> part{};
-  while (const std::size_t size = std::fread(part.data(), 1, part.size(), pipe))
-    outcome.output.append(part.data(), size);
-  const int status = ::pclose(pipe);
-  outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  return outcome;
-}
-
-const std::string kProgram = BALLAST_PROGRAM;
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-class Program : public testing::Test {
- protected:
-  Program() {
-    std::string text;
-    for (int i = 0; text.size() < 9000; ++i)
-      text.append("x").append(std::to_string(i % 13)).append(" = f(").append(std::to_string(i)).append(")\n");
-    folder_.write("text/a.py", text);
-    folder_.write("run.json", R"({
-      "engine": {"train_micro_batch_size_per_gpu": 2, "managed_gradient_accumulation": false, "steps_per_print": 2,
-                 "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
-                 "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
-      "model": {"layers": 1, "width": 16, "heads": 2, "context": 32},
-      "data": {"path": "text", "held_out": 0.1},
-      "train": {"steps": 6, "window": [1, 3], "eval_every": 4, "device": "cpu"}})");
-  }
-  Outcome ballast(const std::string& words) {
-    return shell("cd " + folder_.path().string() + "; " + kProgram + " " + words);
-  }
-  std::string content(const std::string& file) {
-    std::ostringstream text;
-    text << std::ifstream(folder_.path() / file).rdbuf();
-    return text.str();
-  }
-  data::TemporaryFolder folder_;
-};
-
 TEST_F(Program, HelpShowsVerbsAndExamples) {
   const Outcome all = ballast("--help");
   EXPECT_EQ(all.status, 0);
-  for (const char* part : {"train", "estimate", "config", "bench-io", "info", "Examples:", "ballast train --config"})
+  for (const char* part : {"train", "estimate", "config", "bench-io", "info", "data, train, save and sample",
+                           "Examples:", "ballast train --config"})
     EXPECT_TRUE(contains(all.output, part)) << part << "\n" << all.output;
   const Outcome train = ballast("train --help");
   EXPECT_EQ(train.status, 0);
@@ -112,6 +59,9 @@ TEST_F(Program, ChecksRunsAndEnginesConfigurations) {
   const Outcome bad = ballast("config check bad.json");
   EXPECT_EQ(bad.status, 2);
   EXPECT_TRUE(contains(bad.output, "nearest known key: zero_optimization.stage)")) << bad.output;
+  const Outcome textless = ballast("config check run.json --set data.path=gone/text");
+  EXPECT_EQ(textless.status, 0);
+  EXPECT_TRUE(contains(textless.output, "nothing there (data.path = gone/text; ")) << textless.output;
   // What an engine would refuse that only reads as right.
   const auto refused = [&](const std::string& changes, const std::string& message) {
     const Outcome outcome = ballast("config check run.json " + changes);
@@ -205,148 +155,14 @@ TEST_F(Program, EstimatesEveryStageAndPlacement) {
 
 // Two ranks, launched by hand with torchrun's variables. Each is told to stop on its own, at another moment.
 TEST_F(Program, CtrlCEndsAllRanksAfterTheSameStepWithTheReportSoFar) {
-  const std::string launch =
-      "cd " + folder_.path().string() +
-      "; port=$(python3 -c 'import socket; s = socket.socket(); s.bind((\"127.0.0.1\", 0)); print(s.getsockname()[1])')"
-      "; export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port"
-      "; words='train --config run.json --set train.steps=1000000 --set train.eval_every=0 --sample 10'"
-      "; RANK=1 LOCAL_RANK=1 " +
-      kProgram +
-      " $words & one=$!"
-      "; RANK=0 LOCAL_RANK=0 " +
-      kProgram +
-      " $words & zero=$!"
-      "; until [ -s runs/run/metrics.jsonl ]; do sleep 0.1; kill -0 $zero || exit 99; done"
-      "; kill -INT $one; wait $one; a=$?; wait $zero; b=$?; echo statuses $a $b";
-  const Outcome outcome = shell(launch);
+  const Outcome outcome =
+      two_ranks("train --config run.json --set train.steps=1000000 --set train.eval_every=0 --sample 10",
+                "until [ -s runs/run/metrics.jsonl ]; do sleep 0.1; kill -0 $zero || exit 99; done; kill -INT $one");
   EXPECT_TRUE(contains(outcome.output, "statuses 130 130")) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "stopped after ")) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "nothing was saved (--save DIR, ")) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "files: runs/run/config.json")) << outcome.output;
   EXPECT_FALSE(contains(outcome.output, "sample of")) << outcome.output;
-}
-
-// The numbers of a run that don't depend on time or on how it went: by line.
-std::vector<std::string> figures(const std::string& jsonl) {
-  std::vector<std::string> lines;
-  std::istringstream text(jsonl);
-  for (std::string line; std::getline(text, line);) {
-    nlohmann::json row = nlohmann::json::parse(line);
-    for (const char* other : {"seconds", "tokens_per_second", "device_peak", "host_peak"}) row.erase(other);
-    lines.push_back(row.dump());
-  }
-  return lines;
-}
-
-TEST_F(Program, GoesOnFromACheckpointAsIfItHadNeverEnded) {
-  const std::string train = "train --config run.json --set train.steps=9 --set model.dropout=0.2 --sample 30";
-  ASSERT_EQ(ballast(train + " --set train.name=whole").status, 0);
-  const std::string saving = train + " --set train.name=part --save-every 2 --keep-last 3";
-  const Outcome first = ballast(saving + " --resume");
-  ASSERT_EQ(first.status, 0) << first.output;
-  EXPECT_TRUE(contains(first.output, "no checkpoint in runs/part/checkpoints yet")) << first.output;
-  EXPECT_TRUE(contains(first.output, "checkpoints: runs/part/checkpoints")) << first.output;
-  EXPECT_EQ(figures(content("runs/part/metrics.jsonl")), figures(content("runs/whole/metrics.jsonl")));
-  for (const char* word : {"global_step6", "runs/part/checkpoints/global_step8/"}) {
-    const Outcome again = ballast(saving + " --resume " + word);
-    ASSERT_EQ(again.status, 0) << again.output;
-    EXPECT_TRUE(contains(again.output, "goes on behind step ")) << again.output;
-    EXPECT_EQ(figures(content("runs/part/metrics.jsonl")), figures(content("runs/whole/metrics.jsonl"))) << word;
-    EXPECT_EQ(content("runs/part/sample.txt"), content("runs/whole/sample.txt")) << word;
-  }
-  // Two ranks and another stage take the same run further.
-  const Outcome further = ballast(
-      "train --config run.json --set train.steps=10 --set model.dropout=0.2 --set engine.zero_optimization.stage=3 "
-      "--set train.name=other --resume runs/part/checkpoints");
-  ASSERT_EQ(further.status, 0) << further.output;
-  EXPECT_TRUE(contains(further.output, "goes on behind step 9")) << further.output;
-  EXPECT_EQ(figures(content("runs/other/metrics.jsonl")).size(), 1U);
-
-  const Outcome unknown = ballast(saving + " --resume global_step7");
-  EXPECT_EQ(unknown.status, 1);
-  EXPECT_TRUE(contains(unknown.output, "there are: ")) << unknown.output;
-  const Outcome nowhere = ballast(saving + " --resume nowhere/at/all");
-  EXPECT_EQ(nowhere.status, 1);
-  EXPECT_TRUE(contains(nowhere.output, "nowhere/at/all/latest")) << nowhere.output;
-  const Outcome wider = ballast(saving + " --set model.width=32 --resume");
-  EXPECT_EQ(wider.status, 2);
-  EXPECT_TRUE(contains(wider.output, "of other shapes are ")) << wider.output;
-  const Outcome seed = ballast(saving + " --set train.seed=9 --resume");
-  EXPECT_EQ(seed.status, 2);
-  EXPECT_TRUE(contains(seed.output, "belongs to other data")) << seed.output;
-}
-
-TEST_F(Program, InspectsAndVerifiesCheckpoints) {
-  ASSERT_EQ(ballast("train --config run.json --set train.steps=2 --save kept").status, 0);
-  const Outcome inspected = ballast("checkpoint inspect kept --names");
-  EXPECT_EQ(inspected.status, 0);
-  for (const char* part : {"kept/global_step2", "saved by 1 ranks, stage 2, fp32, AdamW", "applied_steps 2",
-                           "token_embedding.weight", "exp_avg_sq in 1", "2 updates"})
-    EXPECT_TRUE(contains(inspected.output, part)) << part << "\n" << inspected.output;
-  const std::string file = "kept/global_step2/rank-00000-of-00001.safetensors";
-  EXPECT_TRUE(contains(ballast("checkpoint verify kept/global_step2").output, "global_step2: whole"));
-  std::string damaged = content(file);
-  damaged[damaged.size() - 100] ^= 1;
-  folder_.write(file, damaged);
-  const Outcome verified = ballast("checkpoint verify kept");
-  EXPECT_EQ(verified.status, 1);
-  EXPECT_TRUE(contains(verified.output, "not what was written") && contains(verified.output, file)) << verified.output;
-  EXPECT_EQ(ballast("checkpoint verify").status, 2);
-  EXPECT_EQ(ballast("checkpoint verify nowhere").status, 1);
-}
-
-// A preemption: the launcher sends SIGTERM to all ranks, at one moment or another.
-TEST_F(Program, ExportsImportsAndStartsFromWhatItExported) {
-  ASSERT_EQ(ballast("train --config run.json --save kept").status, 0);
-  const Outcome written = ballast("checkpoint export kept --to model --dtype bf16");
-  EXPECT_EQ(written.status, 0) << written.output;
-  EXPECT_TRUE(contains(written.output, "of weights in BF16")) << written.output;
-  EXPECT_EQ(nlohmann::json::parse(content("model/config.json"))["n_embd"], 16);
-  EXPECT_EQ(ballast("checkpoint import model --to imported").status, 0);
-  EXPECT_TRUE(contains(ballast("checkpoint verify imported").output, "imported: whole"));
-  const Outcome begun = ballast("train --config run.json --init imported --set train.name=begun");
-  EXPECT_EQ(begun.status, 0) << begun.output;
-  EXPECT_TRUE(contains(begun.output, "weights of imported/imported")) << begun.output;
-}
-
-TEST_F(Program, ExchangeWithoutItsWordsSaysWhichAreMissing) {
-  const auto expect = [&](const std::string& words, int status, const std::string& part) {
-    const Outcome outcome = ballast(words);
-    EXPECT_EQ(outcome.status, status) << words;
-    EXPECT_TRUE(contains(outcome.output, part)) << words << ": " << outcome.output;
-  };
-  expect("checkpoint export", 2, "missing word (PATH of checkpoint export)");
-  expect("checkpoint export kept", 2, "missing option (--to FOLDER of checkpoint export)");
-  expect("checkpoint import model", 2, "missing option (--to FOLDER of checkpoint import)");
-  expect("checkpoint export kept --to out --dtype int8", 2, "int8");
-  expect("checkpoint export kept --to out --max-shard-size 0", 2, "--max-shard-size");
-  expect("checkpoint exprot kept", 2, "did you mean export?");
-  expect("checkpoint export nowhere --to out", 1, "nowhere");
-  expect("train --config run.json --init nowhere", 1, "no weights here (nowhere has neither config.json");
-}
-
-TEST_F(Program, SigtermSavesAndEndsAndAnotherStartGoesOn) {
-  const auto launch = [&](const std::string& words, const std::string& meanwhile) {
-    return shell("cd " + folder_.path().string() +
-                 "; port=$(python3 -c 'import socket; s = socket.socket(); s.bind((\"127.0.0.1\", 0)); "
-                 "print(s.getsockname()[1])')"
-                 "; export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port; words='train --config run.json "
-                 "--set train.eval_every=0 --save kept --set save.asynchronous=true " +
-                 words + "'; RANK=1 LOCAL_RANK=1 " + kProgram + " $words & one=$!; RANK=0 LOCAL_RANK=0 " + kProgram +
-                 " $words & zero=$!; " + meanwhile + "; wait $one; a=$?; wait $zero; b=$?; echo statuses $a $b");
-  };
-  const Outcome stopped = launch("--set train.steps=1000000 --save-every 3",
-                                 "until [ -s kept/latest ]; do sleep 0.1; kill -0 $zero || exit 99; done; kill -TERM "
-                                 "$zero $one");
-  EXPECT_TRUE(contains(stopped.output, "statuses 130 130")) << stopped.output;
-  EXPECT_TRUE(contains(stopped.output, "stopped after ")) << stopped.output;
-  const std::string latest = content("kept/latest");
-  ASSERT_EQ(latest.rfind("global_step", 0), 0U) << latest;
-  const std::int64_t step = std::stoll(latest.substr(std::string("global_step").size()));
-  EXPECT_EQ(static_cast<std::int64_t>(figures(content("runs/run/metrics.jsonl")).size()), step);
-  const Outcome again = launch("--resume auto --set train.steps=" + std::to_string(step + 2), "true");
-  EXPECT_TRUE(contains(again.output, "statuses 0 0")) << again.output;
-  EXPECT_TRUE(contains(again.output, "goes on behind step " + std::to_string(step))) << again.output;
-  EXPECT_EQ(static_cast<std::int64_t>(figures(content("runs/run/metrics.jsonl")).size()), step + 2);
 }
 
 // The whole of ./dev demo behind its build, cut short.
@@ -370,19 +186,13 @@ TEST_F(Program, TracesEveryLaneOfEveryRankAtStages2And3AndInBothPlacements) {
     for (const std::string device : {"cpu", "nvme"}) {
       SCOPED_TRACE("stage " + stage + ", " + device);
       const std::string words =
-          " train --config run.json --trace out.json --trace-steps 2:4 --set engine.steps_per_print=0"
+          "train --config run.json --trace out.json --trace-steps 2:4 --set engine.steps_per_print=0"
           " --set engine.zero_optimization.stage=" +
           stage + " --set engine.zero_optimization.offload_optimizer.device=" + device +
           " --set engine.zero_optimization.offload_optimizer.nvme_path=" + folder_.path().string() +
           " --set engine.zero_optimization.stage3_param_persistence_threshold=0 --set train.window=2";
-      const Outcome outcome =
-          shell("cd " + folder_.path().string() +
-                "; port=$(python3 -c 'import socket; s = socket.socket(); s.bind((\"127.0.0.1\", 0)); "
-                "print(s.getsockname()[1])'); export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port; "
-                "RANK=1 LOCAL_RANK=1 " +
-                kProgram + words + " & RANK=0 LOCAL_RANK=0 " + kProgram + words +
-                " & zero=$!; wait $zero; a=$?; wait; echo status $a");
-      ASSERT_TRUE(contains(outcome.output, "status 0")) << outcome.output;
+      const Outcome outcome = two_ranks(words);
+      ASSERT_TRUE(contains(outcome.output, "statuses 0 0")) << outcome.output;
       EXPECT_TRUE(contains(outcome.output, " out.rank0.json")) << outcome.output;
       for (const int rank : {0, 1}) {
         const TraceReader trace(folder_.path() / ("out.rank" + std::to_string(rank) + ".json"));

@@ -104,6 +104,14 @@ TEST(Status, CountsHaveThreeDigits) {
 
 TEST(Text, ControlCharactersCannotDriveTheTerminal) {
   EXPECT_EQ(printable("a\tb\n\x1b[2J\x7f\r"), "a\tb\n\\x1b[2J\\x7f\\x0d");
+  EXPECT_EQ(printable("\u00e9 \u20ac \U0001f600"), "\u00e9 \u20ac \U0001f600");
+  EXPECT_EQ(printable("\xc3(\xe2\x82"), "\\xc3(\\xe2\\x82");                  // cut short
+  EXPECT_EQ(printable("\xc0\xaf\xe0\x80\x80"), "\\xc0\\xaf\\xe0\\x80\\x80");  // longer than they need be
+  EXPECT_EQ(printable("\xed\xa0\x80\xf4\x90\x80\x80"), "\\xed\\xa0\\x80\\xf4\\x90\\x80\\x80");  // no characters
+  EXPECT_EQ(printable("\xc2\x9b"
+                      "2J"),
+            "\\xc2\\x9b"
+            "2J");  // a terminal's control sequence
 }
 
 TEST(Window, LengthsCoverTheirRangeAndDependOnTheSeed) {

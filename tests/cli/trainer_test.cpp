@@ -138,11 +138,11 @@ TEST_F(TrainerTest, GoesOnOnAnotherNumberOfRanks) {
     });
     testing::run_ranks(world, [&](const World& ranks) {
       Trainer trainer(run_with(file_, world, 1), ranks, open());
-      const auto sums = trainer.resume("auto", saved);
+      const auto sums = trainer.resume(find_resume_point("auto", saved));
       ASSERT_TRUE(sums.has_value());
       EXPECT_EQ((*sums)["tokens"], 77);
       EXPECT_EQ(trainer.steps(), kSavedAfter);
-      EXPECT_FALSE(trainer.resume("auto", saved / "none").has_value());
+      EXPECT_FALSE(trainer.resume(find_resume_point("auto", saved / "none")).has_value());
       while (!trainer.finished()) {
         const StepResult result = trainer.step();
         const auto at = static_cast<std::size_t>(result.step - 1);

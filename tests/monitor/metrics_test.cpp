@@ -53,21 +53,46 @@ TEST_F(MetricsFilesTest, AnEarlierRunIsReplaced) {
 TEST_F(MetricsFilesTest, ARunThatGoesOnKeepsItsRowsUpToThere) {
   {
     MetricsFiles first(folder_, {"step", "loss"});
-    for (int step = 1; step <= 12; ++step) first.write({step, 0.5 * step});
+    for (int step = 1; step <= 12; ++step) first.write({step, 0.1 * step});
+    EXPECT_EQ(first.rows_kept(), 0);
   }
   std::ofstream(folder_ / "metrics.csv", std::ios::app) << "2";  // the run was killed in the middle of a line
   std::ofstream(folder_ / "metrics.jsonl", std::ios::app) << "{\"step\": 2";
-  {
-    MetricsFiles second(folder_, {"step", "loss"}, 2);
-    second.write({3, 7});
-    EXPECT_EQ(content(second.csv()), "step,loss\n1,0.5\n2,1\n3,7\n");
-    EXPECT_EQ(content(second.jsonl()),
-              "{\"step\": 1, \"loss\": 0.5}\n{\"step\": 2, \"loss\": 1}\n{\"step\": 3, \"loss\": 7}\n");
-  }
-  MetricsFiles other(folder_, {"step", "other"}, 2);  // rows of other columns don't go together
-  EXPECT_EQ(content(other.csv()), "step,other\n");
-  EXPECT_EQ(content(other.jsonl()), "");
-  EXPECT_EQ(content(MetricsFiles(folder_ / "new", {"step"}, 5).csv()), "step\n");
+  MetricsFiles second(folder_, {"step", "loss"}, MetricsPoint{2, "loss", 0.2});
+  EXPECT_EQ(second.rows_kept(), 2);
+  EXPECT_EQ(second.rows_cut(), 10);
+  EXPECT_FALSE(second.put_aside());
+  second.write({3, 7});
+  EXPECT_EQ(content(second.csv()), "step,loss\n1,0.1\n2,0.2\n3,7\n");
+  EXPECT_EQ(content(second.jsonl()),
+            "{\"step\": 1, \"loss\": 0.1}\n{\"step\": 2, \"loss\": 0.2}\n{\"step\": 3, \"loss\": 7}\n");
+  const MetricsFiles fresh(folder_ / "new", {"step"}, MetricsPoint{5, "step", 5});
+  EXPECT_EQ(content(fresh.csv()), "step\n");
+  EXPECT_FALSE(fresh.put_aside());
+}
+
+TEST_F(MetricsFilesTest, RowsThatDontLeadToThePointArePutAside) {
+  const auto earlier = [&](const std::vector<double>& steps) {
+    MetricsFiles files(folder_, {"step", "loss"});
+    for (const double step : steps) files.write({step, 0.5 * step});
+  };
+  const auto expect_aside = [&](const std::vector<double>& steps, const MetricsPoint& point,
+                                const std::vector<std::string>& columns) {
+    earlier(steps);
+    const std::string csv = content(folder_ / "metrics.csv"), jsonl = content(folder_ / "metrics.jsonl");
+    const MetricsFiles files(folder_, columns, point);
+    EXPECT_TRUE(files.put_aside());
+    EXPECT_EQ(files.rows_kept(), 0);
+    EXPECT_EQ(content(files.csv()), "step," + columns[1] + "\n");
+    EXPECT_EQ(content(files.jsonl()), "");
+    EXPECT_EQ(content(folder_ / "metrics.csv.old"), csv);
+    EXPECT_EQ(content(folder_ / "metrics.jsonl.old"), jsonl);
+  };
+  expect_aside({1, 2, 3}, {2, "loss", 0.75}, {"step", "loss"});  // another run's
+  expect_aside({1, 2, 3}, {4, "loss", 2}, {"step", "loss"});     // they end before
+  expect_aside({1, 3, 4}, {3, "loss", 1.5}, {"step", "loss"});   // a gap
+  expect_aside({5, 6}, {3, "loss", 1.5}, {"step", "loss"});      // they begin behind
+  expect_aside({1, 2, 3}, {2, "other", 1}, {"step", "other"});
 }
 
 TEST_F(MetricsFilesTest, ErrorsNamePathAndReason) {
