@@ -17,7 +17,15 @@ foreach(name config engine_use engine_cases)
   add_test(NAME ${name} COMMAND ${CMAKE_COMMAND} -E cat ${CMAKE_BINARY_DIR}/${name})
 endforeach()
 add_test(NAME install COMMAND ${CMAKE_COMMAND} -E cat ${CMAKE_BINARY_DIR}/engine_use)
+add_subdirectory(benchmarks)
 add_test(NAME repo_docs COMMAND ${CMAKE_COMMAND} -E true)
+"""
+
+
+BENCHMARKS = r"""foreach(name bench_save bench_load)
+  file(WRITE ${CMAKE_CURRENT_SOURCE_DIR}/${name} "#!/bin/sh\necho ran $(basename $0)\n")
+  add_custom_target(${name} COMMAND install -m 755 ${CMAKE_CURRENT_SOURCE_DIR}/${name} ${CMAKE_CURRENT_BINARY_DIR})
+endforeach()
 """
 
 
@@ -31,10 +39,16 @@ class DevTest(unittest.TestCase):
         shutil.copytree(ROOT / "tools", self.root / "tools")
         (self.root / "CMakeLists.txt").write_text(PROJECT)
 
-    def dev(self, *words):
+        (self.root / "benchmarks").mkdir()
+        (self.root / "benchmarks/CMakeLists.txt").write_text(BENCHMARKS)
+
+    def run_dev(self, *words):
         environment = {**os.environ, "BALLAST_PYTHON": sys.argv[1] if len(sys.argv) > 1 else sys.executable}
-        done = subprocess.run([self.root / "dev", "test", *words], env=environment, text=True, capture_output=True)
+        done = subprocess.run([self.root / "dev", *words], env=environment, text=True, capture_output=True)
         return done.returncode, done.stdout + done.stderr
+
+    def dev(self, *words):
+        return self.run_dev("test", *words)
 
     def built(self, preset="dev"):
         folder = self.root / "build" / preset
@@ -87,6 +101,27 @@ class DevTest(unittest.TestCase):
         self.assertEqual(status, 0, output)
         self.assertEqual(self.built("release"), ["config"])
         self.assertEqual(self.built(), [])
+
+    def test_takes_a_preset_behind_names_and_options(self):
+        status, output = self.dev("config", "-V", "-p", "release")
+        self.assertEqual(status, 0, output)
+        self.assertEqual(self.built("release"), ["config"])
+        self.assertEqual(self.built(), [])
+        status, output = self.dev("config", "-p", "nosuch")
+        self.assertEqual(status, 1)
+        self.assertIn("dev: no preset 'nosuch'\n", output)
+
+    def test_builds_and_runs_the_benchmarks_that_are_named(self):
+        status, output = self.run_dev("bench", "save")
+        self.assertEqual(status, 0, output)
+        self.assertIn("ran bench_save\n", output)
+        self.assertNotIn("load", output)
+
+    def test_refuses_a_benchmark_that_is_none_before_it_builds(self):
+        status, output = self.run_dev("bench", "nosuch")
+        self.assertEqual(status, 1)
+        self.assertIn("dev: no benchmark matches 'nosuch'\n     they are: bench_load bench_save\n", output)
+        self.assertFalse((self.root / "build/release/benchmarks/bench_save").exists())
 
 
 if __name__ == "__main__":
