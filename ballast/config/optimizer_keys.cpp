@@ -63,7 +63,13 @@ OptimizerGroup read_group(const Config& config, const json& element, const std::
     for (const auto& key : hyper_keys()) {
       if (key.info.path == name) found = &key;
     }
-    if (found == nullptr) unknown_key(value, here, path.substr(0, path.rfind("optimizer.params.groups[")));
+    if (found == nullptr) {
+      const std::string at = path.substr(0, path.rfind("optimizer.params.groups["));
+      if (name == "params")
+        throw ConfigError("config.parse", "unknown key (", here, " = ", show(value), "; nearest known key: ", at,
+                          patterns_key().path, ", which chooses parameters by their names)");
+      unknown_key(value, here, at);
+    }
     if (fits(found->info, config, here, value) && value != json("auto")) found->read(group.hyper, value, here);
   }
   if (group.patterns.empty()) {
