@@ -1,7 +1,6 @@
 #include "ballast/engine/engine.h"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -10,30 +9,16 @@
 
 #include "ballast/base/error.h"
 #include "ballast/base/log.h"
-#include "ballast/base/trace.h"
 #include "ballast/engine/host_budget.h"
 #include "ballast/engine/host_threads.h"
 #include "ballast/engine/impl.h"
 #include "ballast/engine/module_walk.h"
+#include "ballast/engine/rank_errors.h"
 #include "ballast/engine/rank_likeness.h"
-#include "ballast/tiers/device_span.h"
 #include "ballast/tiers/host_memory.h"
 
 namespace ballast {
 namespace {
-
-double rounded(double value, c10::ScalarType dtype) {
-  switch (dtype) {
-    case at::kBFloat16:
-      return static_cast<float>(c10::BFloat16(static_cast<float>(value)));
-    case at::kHalf:
-      return static_cast<float>(c10::Half(static_cast<float>(value)));
-    case at::kFloat:
-      return static_cast<float>(value);
-    default:
-      return value;
-  }
-}
 
 // A Config filled in code has passed no check yet; reading it back passes all of them.
 Config checked(const Config& config) {
@@ -44,7 +29,8 @@ Config checked(const Config& config) {
 
 }  // namespace
 
-Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module_in, const Config& config_in, World world_in)
+Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module_in, const Config& config_in, World world_in,
+                   const EngineOptions& options)
     : config(checked(config_in)),
       world(std::move(world_in)),
       module(std::move(module_in)),
@@ -82,7 +68,9 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module_in, const Config& c
                                                 world.device(), lane.get(), ledger);
   params = std::make_unique<ParamStore>(
       layout, policies.params, walked.tensors, world.device(), gather, *rounds, ledger, lane.get(),
-      [this](const Unit& unit, const at::Tensor& original) { optimizer->set_initial(unit, original); });
+      [this](const Unit& unit, const at::Tensor& original) { optimizer->set_initial(unit, original); },
+      options.materialize ? [&](const std::vector<int>& parameters) { return materialize(options, parameters); }
+                          : ParamStore::Materialize());
   for (const Unit& unit : layout.units) {
     if (!unit.trainable) continue;
     rebind(unit.id);
@@ -108,10 +96,32 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module_in, const Config& c
   hooks = std::make_unique<GradientHooks>(hooked, [this, owner](int tensor, at::Tensor gradient) {
     take_gradient(owner[static_cast<std::size_t>(tensor)], std::move(gradient));
   });
+  backward_ends = std::make_unique<BackwardEnds>([this] {
+    if (running_backward) end_backward();
+  });
   lr = schedule.lr(0);
   if (lane) progress.watch(*lane);
   if (world.rank() == 0)
     for (const std::string& notice : config.notices) log_info(notice);
+}
+
+std::vector<at::Tensor> Engine::Impl::materialize(const EngineOptions& options, const std::vector<int>& parameters) {
+  std::vector<at::Tensor> made;
+  together(*rounds, [&] {
+    if (world.rank() != 0) return;
+    std::vector<std::string> names;
+    for (const int p : parameters) names.push_back(layout.parameters[static_cast<std::size_t>(p)].name());
+    made = options.materialize(names);
+    check_eq<UseError>("engine.materialize", "one tensor a name", made.size(), names.size());
+    for (std::size_t i = 0; i < made.size(); ++i) {
+      const std::vector<std::int64_t>& shape = layout.parameters[static_cast<std::size_t>(parameters[i])].shape;
+      if (!made[i].defined() || made[i].is_meta() || made[i].sizes() != at::IntArrayRef(shape))
+        throw UseError("engine.materialize", "no values, or of another shape (", names[i], ", got ",
+                       made[i].defined() ? c10::str(made[i].sizes(), " on ", made[i].device()) : "an undefined tensor",
+                       ", want ", at::IntArrayRef(shape), ")");
+    }
+  });
+  return made;
 }
 
 // The sums of units whose update runs on the host.
@@ -133,6 +143,7 @@ std::unique_ptr<HostSums> Engine::Impl::make_host_sums(const std::vector<Tier>& 
 }
 
 void Engine::Impl::check_usable() {
+  if (running_backward && running_backward->outermost != -1) fail_backward();  // an exception ended it past us
   if (failure) std::rethrow_exception(failure);
   if (kept) std::rethrow_exception(std::exchange(kept, nullptr));
   // An update that step() promised can't be taken back: the parameters are neither old nor new.
@@ -152,80 +163,6 @@ ScopeGuard Engine::Impl::guard(std::function<void()> end) {
     }
   };
   return ScopeGuard(std::move(while_running), std::move(quietly));
-}
-
-// ---- backward -------------------------------------------------------------------------------------------------------
-
-void Engine::Impl::take_gradient(int parameter, at::Tensor gradient) {
-  if (!in_backward)
-    throw UseError("engine.backward", "a gradient arrived outside engine.backward() (parameter ",
-                   layout.parameters[static_cast<std::size_t>(parameter)].name(),
-                   "; call engine.backward(loss), not loss.backward(); where another engine's backward came here, its "
-                   "loss was computed with this engine's parameters: call requires_grad_(false) on these meanwhile, or "
-                   "detach() what this module gave to it)");
-  gradient_arrived = true;
-  const at::NoGradGuard no_grad;
-  reducer->on_gradient(parameter, std::move(gradient));
-}
-
-void Engine::Impl::backward(const at::Tensor& loss, const BackwardOptions& options) {
-  check_usable();
-  refuse_while_away("engine.backward");
-  if (!loss.defined() || loss.numel() != 1)
-    throw UseError("engine.backward", "the loss is not one number (shape ",
-                   loss.defined() ? c10::str(loss.sizes()) : "undefined", "; reduce it, e.g. loss.mean())");
-  if (!loss.requires_grad())
-    throw UseError("engine.backward",
-                   "the loss has no graph (it doesn't require grad; was it computed under NoGradGuard or detached?)");
-  if (window.broken())
-    throw UseError("engine.backward",
-                   "an exception left an earlier backward of this window half done (call zero_grad() first)");
-  if (in_backward)
-    throw UseError("engine.backward",
-                   "backward() called inside backward() (use ballast::checkpoint for recomputation)");
-
-  const Window before = window;
-  window.begin_backward(options.weight, options.scale_wrt_gas);
-  rounds->counts().backwards = window.backwards();
-  const double root = scaler.scale() * options.weight.value_or(1.0);
-  if (options.weight && !warned_rounded_weight && rounded(root, loss.scalar_type()) != root) {
-    warned_rounded_weight = true;
-    log_warning("a weight is rounded to the loss's element type (weight * loss scale ", root, " becomes ",
-                rounded(root, loss.scalar_type()), " in ", c10::toString(loss.scalar_type()),
-                "; compute the loss in float32)");
-  }
-  const at::Tensor seed = at::full_like(loss, root);
-
-  params->finish_launching();
-  const trace::Span call(trace::Lane::kCaller, "backward");
-  reducer->begin_backward(no_sync_guards + coalesce_guards > 0);
-  gradient_arrived = false;
-  in_backward = true;
-  try {
-    const auto timer = progress.time(ProgressLog::kBackward);
-    const tiers::DeviceSpan work(trace::Lane::kCompute, "backward", {}, world.device());
-    torch::autograd::backward({loss}, {seed}, options.retain_graph);
-    in_backward = false;
-  } catch (const CommError&) {  // of a reduction that a gradient started: the peers can't be met again
-    in_backward = false;
-    end_with(std::current_exception());
-    params->rethrow_failure();
-    throw;
-  } catch (...) {
-    in_backward = false;
-    if (gradient_arrived) {
-      window.mark_broken();
-    } else {
-      window = before;
-      rounds->counts().backwards = window.backwards();
-    }
-    params->rethrow_failure();
-    throw;
-  }
-  params->rethrow_failure();
-  const at::NoGradGuard no_grad;
-  const auto timer = progress.time(ProgressLog::kReduce);
-  if (reducer->reduces_at_backward()) final_on_error([&] { return reducer->round(Call::kBackward, announce(true)); });
 }
 
 // As step() does: ranks with fewer backwards join the others' rounds here until everybody has come to its call.
@@ -252,8 +189,9 @@ Announcement Engine::Impl::announce(bool reduce_now) const {
 
 // ---- the public face ------------------------------------------------------------------------------------------------
 
-Engine::Engine(std::shared_ptr<torch::nn::Module> module, const Config& config, World world)
-    : impl_(std::make_unique<Impl>(std::move(module), config, std::move(world))) {}
+Engine::Engine(std::shared_ptr<torch::nn::Module> module, const Config& config, World world,
+               const EngineOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(module), config, std::move(world), options)) {}
 
 Engine::~Engine() {
   try {
@@ -263,19 +201,22 @@ Engine::~Engine() {
   }
 }
 
+void Engine::abandon() noexcept { impl_.reset(); }
+
 void Engine::shutdown() {
   if (!impl_) return;
   const std::unique_ptr<Impl> impl = std::move(impl_);
+  impl->backward_ends.reset();
   impl->hooks.reset();
-  const bool healthy = !impl->failure && !impl->params->failure() && std::uncaught_exceptions() == 0;
+  if (impl->failure || impl->params->failure() || std::uncaught_exceptions() > 0) return;  // as abandon()
   std::exception_ptr unsaved;
   try {
-    if (healthy) impl->finish_save();
+    impl->finish_save();
   } catch (const IoError&) {  // the engine ends all the same, its parameters go back
     unsaved = std::current_exception();
   }
-  if (healthy) impl->params->restore();  // otherwise the store's end leaves what this rank has
-  if (healthy && impl->lane)
+  impl->params->restore();  // otherwise the store's end leaves what this rank has
+  if (impl->lane)
     impl->lane->run([&] {
       impl->optimizer->close();
       impl->grads->close();
@@ -287,8 +228,6 @@ Engine::Impl& Engine::running() const {
   if (!impl_) throw UseError("engine.shutdown", "the engine has ended (shutdown() was called; make a new one)");
   return *impl_;
 }
-
-void Engine::backward(const at::Tensor& loss, const BackwardOptions& options) { running().backward(loss, options); }
 
 void Engine::zero_grad() {
   Impl& engine = running();

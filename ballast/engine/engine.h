@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,6 +32,14 @@ struct BackwardOptions {
   bool retain_graph = false;
 };
 
+/// How an engine is made, beyond its configuration.
+struct EngineOptions {
+  /// Values of parameters that lie on the meta device, so that a model that fits nowhere whole can be made: rank 0 is
+  /// asked for those of one unit after the other (by dotted names; each in its shape, on any device), and the engine
+  /// keeps none of the tensors.
+  std::function<std::vector<at::Tensor>(const std::vector<std::string>& names)> materialize = nullptr;
+};
+
 enum class StateKind : std::uint8_t { kParameters, kGradients, kOptimizer };
 
 struct Counters {
@@ -49,13 +58,20 @@ class Engine {
  public:
   /// Collective. Moves the module to the world's device, makes rank 0's parameters everybody's, casts it to the compute
   /// dtype and shards it. Throws ConfigError (what can't work), MemoryError, CommError.
-  Engine(std::shared_ptr<torch::nn::Module> module, const Config& config, World world);
-  ~Engine();  // shutdown(), never throws
+  Engine(std::shared_ptr<torch::nn::Module> module, const Config& config, World world,
+         const EngineOptions& options = {});
+  ~Engine();  // shutdown(), or abandon() while an exception is on its way; never throws
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   /// Runs the loss's backward and takes the gradients into the window. loss: a scalar on the engine's device.
   void backward(const at::Tensor& loss, const BackwardOptions& options = {});
+  /// Autograd's own loss.backward() counts as backward(loss), from its first gradient of a parameter on: it is for code
+  /// that doesn't know the engine, and costs nothing but options and, at stages 2-3, that each rank's must reach a
+  /// parameter. Where there is a loss scale it must come in somewhere: a gradient that returns through what this gave
+  /// out is multiplied by it (not in backward(loss), which has done so). A plain backward that didn't pass here is a
+  /// UseError then. outputs: of a forward, what its loss is made of.
+  std::vector<at::Tensor> scale_gradients_of(const std::vector<at::Tensor>& outputs);
 
   /// Collective. Ends the window (caller-owned), or counts a micro-batch and ends the window when it is full (managed).
   StepReport step();
@@ -133,6 +149,9 @@ class Engine {
   /// an asynchronous save is under way, unless an error ended it before). Throws what became of that save. Every later
   /// call is a UseError.
   void shutdown();
+  /// Ends the engine without its peers, who may be gone or elsewhere: like shutdown(), but an asynchronous save is
+  /// given up, and at stage 3 the module's parameters stay what this rank has; to use one is an error then.
+  void abandon() noexcept;
 
  private:
   struct Impl;

@@ -6,12 +6,14 @@
 #include <set>
 #include <vector>
 
+#include "ballast/base/trace.h"
 #include "ballast/engine/engine.h"
 #include "ballast/engine/module_claim.h"
 #include "ballast/engine/policies.h"
 #include "ballast/engine/progress_log.h"
 #include "ballast/engine/save_job.h"
 #include "ballast/engine/save_plan.h"
+#include "ballast/grads/backward_ends.h"
 #include "ballast/grads/gradient_store.h"
 #include "ballast/grads/hooks.h"
 #include "ballast/grads/loss_scaler.h"
@@ -26,12 +28,12 @@ namespace ballast {
 
 struct LoadPlan;
 
-/// The engine's parts and what is common to its calls. engine.cpp: construction, backward and the small calls;
+/// The engine's parts and what is common to its calls. engine.cpp: construction and the small calls; backward.cpp;
 /// step.cpp: the window's end; access.cpp: full values by name; gathered.cpp: the guard; move_states.cpp: states taken
 /// away and brought back; save_checkpoint.cpp, load_checkpoint.cpp: states on disk. Members are destroyed in reverse
 /// order: hooks first, then what they feed.
 struct Engine::Impl {
-  Impl(std::shared_ptr<torch::nn::Module> module, const Config& config, World world);
+  Impl(std::shared_ptr<torch::nn::Module> module, const Config& config, World world, const EngineOptions& options);
 
   /// First line of every call: rethrows what ended the engine, or an error that a guard's destructor had to keep.
   void check_usable();
@@ -47,13 +49,29 @@ struct Engine::Impl {
       throw;
     }
   }
+  /// What ParamStore asks for, by way of EngineOptions::materialize on rank 0. Collective.
+  std::vector<at::Tensor> materialize(const EngineOptions& options, const std::vector<int>& parameters);
   void end_with(std::exception_ptr cause) {
     failure = cause;
     if (params) params->refuse(cause);
   }
   ScopeGuard guard(std::function<void()> end);
 
+  /// A backward between its begin and its end.
+  struct Backward {
+    Window before;  // in case that it fails before any gradient has arrived
+    int outermost;  // of a plain loss.backward(), autograd's number for it; -1: of engine.backward()
+    bool gradient_arrived = false;
+    trace::Span call{trace::Lane::kCaller, "backward"};
+    std::unique_ptr<monitor::Breakdown::Timer> timer;
+  };
+  void begin_backward(const BackwardOptions& options, int outermost);
+  void end_backward();
+  /// After an exception in it.
+  void fail_backward();
   void backward(const at::Tensor& loss, const BackwardOptions& options);
+  /// A gradient of this engine is on its way in a backward that nobody announced. scaled: by loss_scale().
+  void join_plain_backward(bool scaled);
   void take_gradient(int parameter, at::Tensor gradient);
   Announcement announce(bool reduce) const;
   /// All ranks are in this call, on this unit.
@@ -115,8 +133,7 @@ struct Engine::Impl {
   Counters counters;
   ProgressLog progress;
   int no_sync_guards = 0, coalesce_guards = 0;
-  bool in_backward = false;
-  bool gradient_arrived = false;  // in the backward that runs now
+  std::unique_ptr<Backward> running_backward;
   bool warned_rounded_weight = false;
   SnapshotMemory snapshot;          // of the save under way
   std::unique_ptr<SaveJob> saving;  // the asynchronous save under way; the same on all ranks
@@ -126,6 +143,7 @@ struct Engine::Impl {
   // Ends before what its jobs work on, after what feeds it. Null where all states lie on the device.
   std::unique_ptr<tiers::HostLane> lane;
   std::unique_ptr<GradientHooks> hooks;
+  std::unique_ptr<BackwardEnds> backward_ends;
   std::shared_ptr<const bool> alive =
       std::make_shared<const bool>(true);  // guards hold it weakly: shutdown() may come first
 };

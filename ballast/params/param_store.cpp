@@ -9,10 +9,21 @@
 #include "ballast/base/error.h"
 
 namespace ballast {
+namespace {
+
+// The tensor shows this data from now on. set_data() refuses to take a tensor off the meta device; as nothing can have
+// been computed with such a one, there is no graph that would have to know.
+void point_at(at::Tensor& tensor, const at::Tensor& data) {
+  if (!tensor.is_meta()) return tensor.set_data(data);
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(data.getIntrusivePtr());
+}
+
+}  // namespace
 
 ParamStore::ParamStore(const Layout& layout, const ParamPolicy& policy, std::vector<std::vector<at::Tensor>> parameters,
                        c10::Device device, std::shared_ptr<Communicator> gather, Rounds& rounds,
-                       std::shared_ptr<Ledger> ledger, tiers::HostLane* lane, const OriginalSink& original)
+                       std::shared_ptr<Ledger> ledger, tiers::HostLane* lane, const OriginalSink& original,
+                       const Materialize& materialize)
     : layout_(layout),
       policy_(policy),
       parameters_(std::move(parameters)),
@@ -27,14 +38,40 @@ ParamStore::ParamStore(const Layout& layout, const ParamPolicy& policy, std::vec
   }
   if (!policy_.sharded && lane_ != nullptr) gate_ = std::make_unique<UpdateGate>(layout_);
   std::int64_t persistent_left = policy_.persistent_total;
-  for (const Unit& unit : layout_.units) take_over(unit, device, original, persistent_left);
+  for (const Unit& unit : layout_.units) take_over(unit, device, original, materialize, persistent_left);
+}
+
+// By slot; undefined where the tensor is on the meta device and another rank has its values.
+std::vector<at::Tensor> ParamStore::initial_values(const Unit& unit, const Materialize& materialize) const {
+  std::vector<at::Tensor> values;
+  std::vector<int> missing;        // parameters
+  std::vector<std::size_t> slots;  // theirs
+  for (const Slot& slot : unit.slots) {
+    const at::Tensor& tensor = parameter(slot.parameter);
+    values.push_back(tensor.is_meta() ? at::Tensor() : tensor.detach());
+    if (!tensor.is_meta()) continue;
+    missing.push_back(slot.parameter);
+    slots.push_back(values.size() - 1);
+  }
+  if (missing.empty()) return values;
+  if (!materialize)
+    throw UseError("params.take_over", "a parameter on the meta device has no values (",
+                   layout_.parameters[static_cast<std::size_t>(missing.front())].name(),
+                   "; build the module on a real device, or say how its values are made: EngineOptions::materialize)");
+  const std::vector<at::Tensor> made = materialize(missing);
+  for (std::size_t i = 0; i < made.size(); ++i) values[slots[i]] = made[i].detach();
+  return values;
 }
 
 void ParamStore::take_over(const Unit& unit, c10::Device device, const OriginalSink& original,
-                           std::int64_t& persistent_left) {
+                           const Materialize& materialize, std::int64_t& persistent_left) {
   at::Tensor values = at::zeros({unit.padded}, at::TensorOptions(unit.dtype).device(device));
-  for (const Slot& slot : unit.slots)
-    values.narrow(0, slot.offset, slot.numel).copy_(parameter(slot.parameter).detach().reshape({-1}));
+  {
+    const std::vector<at::Tensor> initial = initial_values(unit, materialize);
+    for (std::size_t i = 0; i < initial.size(); ++i)
+      if (initial[i].defined())
+        values.narrow(0, unit.slots[i].offset, unit.slots[i].numel).copy_(initial[i].reshape({-1}));
+  }
   gather_->broadcast(values, 0, "unit " + unit.name + ", initial values").wait();
   if (unit.trainable) original(unit, values);
 
@@ -42,7 +79,7 @@ void ParamStore::take_over(const Unit& unit, c10::Device device, const OriginalS
   mine.full = unit.compute_dtype == unit.dtype ? std::move(values) : values.to(unit.compute_dtype);
   for (const Slot& slot : unit.slots)
     for (at::Tensor& tensor : parameters_[static_cast<std::size_t>(slot.parameter)])
-      tensor.set_data(mine.full.narrow(0, slot.offset, slot.numel).view(tensor.sizes()));
+      point_at(tensor, mine.full.narrow(0, slot.offset, slot.numel).view(tensor.sizes()));
   const auto element = static_cast<std::int64_t>(mine.full.element_size());
   if (!policy_.sharded) {
     alias_whole(unit.id);

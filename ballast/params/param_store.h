@@ -37,12 +37,16 @@ class ParamStore {
   /// Called once a unit with its values in the dtype in which the module came ([padded], zeros between slots).
   using OriginalSink = std::function<void(const Unit&, const at::Tensor& original)>;
 
+  /// Initial values of these parameters (by index) of a unit, each in its shape; rank 0's count, others may give none.
+  using Materialize = std::function<std::vector<at::Tensor>(const std::vector<int>& parameters)>;
+
   /// Collective. parameters: by parameter index, the module's tensors, more than one where several share the
   /// parameter's memory; their data moves into the flat buffers on `device`, unit by unit, rank 0's values becoming
-  /// everybody's. lane: where updates run beside the computation; null: none do.
+  /// everybody's. lane: where updates run beside the computation; null: none do. materialize: is asked for
+  /// the values of tensors on the meta device, once a unit on all ranks; without it such tensors are a UseError.
   ParamStore(const Layout& layout, const ParamPolicy& policy, std::vector<std::vector<at::Tensor>> parameters,
              c10::Device device, std::shared_ptr<Communicator> gather, Rounds& rounds, std::shared_ptr<Ledger> ledger,
-             tiers::HostLane* lane, const OriginalSink& original);
+             tiers::HostLane* lane, const OriginalSink& original, const Materialize& materialize = {});
 
   /// Without restore() before it: sharded parameters stay empty, with ordinary storages. Talks to nobody.
   ~ParamStore();
@@ -134,7 +138,9 @@ class ParamStore {
   void move_shards(c10::Device to, Tier tier, const std::function<void(int unit)>& rebind);
   void alias_whole(int unit);
   void give_back_on_host();
-  void take_over(const Unit& unit, c10::Device device, const OriginalSink& original, std::int64_t& persistent_left);
+  void take_over(const Unit& unit, c10::Device device, const OriginalSink& original, const Materialize& materialize,
+                 std::int64_t& persistent_left);
+  std::vector<at::Tensor> initial_values(const Unit& unit, const Materialize& materialize) const;
 
   const Layout& layout_;
   ParamPolicy policy_;

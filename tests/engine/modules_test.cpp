@@ -112,8 +112,9 @@ TEST(TwoEngines, OnOneModuleAreRefusedWhileTheFirstLives) {
   });
 }
 
-// A generator's loss goes through the critic, which another engine trains.
-TEST(TwoEngines, WhoseGraphsMeetAreToldHowToPartThem) {
+// A generator's loss goes through the critic, which another engine trains: the critic's window gets its gradient, as
+// param.grad would, and the critic's zero_grad() drops it.
+TEST(TwoEngines, WhoseGraphsMeetTakeTheirOwnGradients) {
   in_every_cell([](Trial& trial) {
     Session& generator = trial.start(lin({{"p", {4}, 2}}));
     Session& critic = trial.start(lin({{"p", {4}, 3}}));
@@ -121,24 +122,43 @@ TEST(TwoEngines, WhoseGraphsMeetAreToldHowToPartThem) {
     at::Tensor& judge = critic.model().parameter("p");
     const auto judged = [&](const at::Tensor& what) { return (what * judge).sum() * trial.shared(1); };
 
-    const at::Tensor both = judged(made);
-    expect_refusal({"another engine's backward", "requires_grad_(false)", "detach()"},
-                   [&] { generator.engine().backward(both); });
-    generator.engine().zero_grad();
+    generator.engine().backward(judged(made));
+    generator.expect_grad("p", 3);
+    critic.expect_grad("p", 2);
+    critic.engine().zero_grad();
     EXPECT_FALSE(critic.engine().full_grad("p").defined());
+    EXPECT_TRUE(generator.step().applied);
+    generator.expect_value("p", 1.925);
 
     judge.requires_grad_(false);
     generator.engine().backward(judged(made));
     judge.requires_grad_(true);
     generator.expect_grad("p", 3);
-    EXPECT_TRUE(generator.step().applied);
-    generator.expect_value("p", 1.925);
+    EXPECT_FALSE(critic.engine().full_grad("p").defined());
+    generator.engine().zero_grad();
 
     critic.engine().backward(judged(made.detach()));
     critic.expect_grad("p", 1.925);
     EXPECT_TRUE(critic.step().applied);
     EXPECT_FALSE(generator.engine().full_grad("p").defined());
   });
+}
+
+// A loss scale of another engine, or none, would be taken for this one's.
+TEST(TwoEngines, WithLossScalesWhoseGraphsMeetAreToldHowToPartThem) {
+  in_every_cell(
+      [](Trial& trial) {
+        Session& generator = trial.start(lin({{"p", {4}, 2}}));
+        Session& critic = trial.start(lin({{"p", {4}, 3}}));
+        at::Tensor& made = generator.model().parameter("p");
+        at::Tensor& judge = critic.model().parameter("p");
+        const at::Tensor both = (made * judge).sum() * trial.shared(1);
+        expect_refusal({"another engine's backward", "requires_grad_(false)", "detach()"},
+                       [&] { generator.engine().backward(both); });
+        generator.engine().zero_grad();
+        EXPECT_FALSE(critic.engine().full_grad("p").defined());
+      },
+      kFp16);
 }
 
 }  // namespace

@@ -28,6 +28,42 @@ TEST(Construction, AConfigFilledInCodeObeysTheRangesOfTheSchema) {
   }
 }
 
+// As at::empty(..., meta): the module is a description, and its values come unit by unit.
+TEST(Construction, TakesParametersOffTheMetaDevice) {
+  for (const Cell& cell : cells(kEveryStage, kEveryDType, {false}))
+    run_ranks(
+        2,
+        [cell](const World& world) {
+          const auto described = [] {
+            auto model = lin({{"a.p", {4, 3}}, {"a.q", {2}}, {"b.p", {5}, 7}});
+            for (const char* name : {"a.p", "a.q"}) {
+              at::Tensor& parameter = model->parameter(name);
+              parameter =
+                  torch::empty(parameter.sizes(), at::TensorOptions(at::kFloat).device(at::kMeta)).requires_grad_();
+            }
+            return model;
+          };
+          auto model = described();
+          std::vector<std::vector<std::string>> asked;
+          const auto values = [&](const std::vector<std::string>& names) {
+            asked.push_back(names);
+            return std::vector<at::Tensor>{at::full({4, 3}, 3.), at::full({2}, 5.)};
+          };
+          {
+            Engine engine(model, Config::from_json(settings(cell)), world, {.materialize = values});
+            EXPECT_EQ(asked.size(), world.rank() == 0 ? 1u : 0u);
+            for (const auto& names : asked) EXPECT_EQ(names, (std::vector<std::string>{"a.p", "a.q"}));
+            engine.backward(loss_of(*model, {{"a.p", 1}, {"b.p", 1}}));
+            EXPECT_TRUE(engine.step().applied);
+            expect_all(engine.full_parameter("a.p"), 2.95, 1e-6, "a.p");
+            expect_all(engine.full_parameter("a.q"), 5, 0, "a.q");
+            expect_all(engine.full_parameter("b.p"), 6.95, 1e-6, "b.p");
+          }
+          EXPECT_THROW(Engine(described(), Config::from_json(settings(cell)), world), UseError);
+        },
+        thread_options());
+}
+
 TEST(Report, HoldsWhatTheStepDid) {
   const nlohmann::json groups = {
       {"optimizer",
@@ -106,16 +142,6 @@ TEST(Backward, RefusesWhatIsNoLossAndKeepsTheWindow) {
     session.expect_value("p", -.05);
     session.backward(pull(1), {.weight = 2});  // the next window may choose anew
     EXPECT_EQ(session.step().weight, 4);
-  });
-}
-
-TEST(Backward, WithoutTheEngineIsAnError) {
-  in_every_stage([](Trial& trial) {
-    Session& session = trial.start(lin(4));
-    EXPECT_THROW(session.loss(pull(1)).backward(), std::exception);
-    EXPECT_FALSE(session.engine().full_grad("p").defined());
-    session.window({pull(trial.shared(1))});
-    session.expect_value("p", -.05);
   });
 }
 
