@@ -1,5 +1,5 @@
 # LibTorch is the one inside the installed PyTorch wheel: ask the active Python for it unless the caller names it.
-if(NOT Torch_DIR)
+if(NOT Torch_DIR OR BALLAST_PYTHON)
   find_program(BALLAST_PYTHON NAMES python3 python DOC "Python whose PyTorch supplies LibTorch" REQUIRED)
   execute_process(
     COMMAND ${BALLAST_PYTHON} ${PROJECT_SOURCE_DIR}/tools/find_torch.py
@@ -11,6 +11,8 @@ if(NOT Torch_DIR)
   endif()
   string(REPLACE "\n" ";" found "${found}")
   list(GET found 2 torch_prefix)
+  list(GET found 3 BALLAST_PYTHON_SUFFIX)
+  list(GET found 4 BALLAST_PYTHON_INCLUDE)
   list(APPEND CMAKE_PREFIX_PATH ${torch_prefix})
 endif()
 set(kineto_LIBRARY torch)  # inside LibTorch, where Torch's package doesn't look: it would warn that there is none
@@ -86,4 +88,14 @@ if(BALLAST_TESTS)
     add_library(GTest::gtest ALIAS gtest)
     add_library(GTest::gtest_main ALIAS gtest_main)
   endif()
+endif()
+
+# The module is for the Python whose PyTorch this is.
+if(BALLAST_PYTHON AND PROJECT_IS_TOP_LEVEL)
+  set(has_python ON)
+endif()
+option(BALLAST_PYTHON_MODULE "Build the Python module" ${has_python})
+if(BALLAST_PYTHON_MODULE AND NOT EXISTS "${BALLAST_PYTHON_INCLUDE}/Python.h")
+  message(FATAL_ERROR "${BALLAST_PYTHON} has no C headers: install python3-dev (Debian, Ubuntu) or pass "
+                      "-DBALLAST_PYTHON_MODULE=OFF")
 endif()

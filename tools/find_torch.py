@@ -1,4 +1,5 @@
-"""Prints this Python's path, its PyTorch version and the folder of LibTorch's CMake package, one a line.
+"""Prints this Python's path, its PyTorch version, the folder of LibTorch's CMake package, the suffix of its extension
+modules and the folder where its C headers belong, one a line.
 
 Exits 1 with the reason where there is no PyTorch in the supported range. Doesn't import torch, which takes a second.
 """
@@ -7,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import pathlib
 import sys
+import sysconfig
 
 OLDEST, NEWEST = (2, 11), (2, 14)
 
@@ -22,7 +24,8 @@ def main():
     cmake = pathlib.Path(spec.submodule_search_locations[0]) / "share" / "cmake"
     if not (cmake / "Torch" / "TorchConfig.cmake").is_file():
         sys.exit(f"PyTorch {version} in {sys.executable} brings no LibTorch ({cmake} lacks Torch/TorchConfig.cmake)")
-    print(sys.executable, version, cmake, sep="\n")
+    suffix = sysconfig.get_config_var("EXT_SUFFIX").lstrip(".")
+    print(sys.executable, version, cmake, suffix, sysconfig.get_paths()["include"], sep="\n")
 
 
 main()

@@ -1,0 +1,531 @@
+"""initialize() and the engine that it returns: DeepSpeed's names over the C++ engine."""
+
+from __future__ import annotations
+
+import atexit
+import fnmatch
+import json
+import os
+import weakref
+from typing import Any, Callable, Iterable
+
+import torch
+import torch.utils._pytree as pytree
+
+from . import _ballast, _registry, materialize, optimizer as optimizers
+from ._ballast import ConfigError, StepReport, UseError
+from .comm import init_distributed, world_of
+from .optimizer import Optimizer
+
+_living: weakref.WeakSet = weakref.WeakSet()  # cores, ended before the interpreter is
+
+
+@atexit.register
+def _end_all() -> None:
+    # The engine's threads end before the interpreter does. The peers may be gone, so this talks to none of them.
+    for core in list(_living):
+        core.abandon()
+
+
+def _read_config(config: Any) -> dict:
+    if isinstance(config, (str, os.PathLike)):
+        return json.loads(_ballast.config_from_file(os.fspath(config)))
+    if not isinstance(config, dict):
+        raise ConfigError(f"[engine.initialize] the configuration is a dict or a path (got {type(config).__name__})")
+    try:
+        return json.loads(json.dumps(config))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"[engine.initialize] the configuration isn't JSON ({error})") from None
+
+
+def _groups_of(parameters: Iterable, settings: dict, names: dict[torch.Tensor, str]) -> dict:
+    """The configuration's optimizer section with model_parameters' groups taken in."""
+    given = list(parameters)
+    groups = given if given and isinstance(given[0], dict) else [{"params": given}]
+    covered = set()
+    described = []
+    for group in groups:
+        own = {key: optimizers._plain(value) for key, value in group.items() if key not in ("params", "name")}
+        patterns = []
+        for parameter in group["params"]:
+            if parameter not in names:
+                raise ConfigError(
+                    "[engine.initialize] model_parameters has a tensor that is no parameter of the model (shape "
+                    f"{list(parameter.shape)}; pass model.parameters())"
+                )
+            covered.add(names[parameter])
+            patterns.append(optimizers._pattern(names[parameter]))
+        described.append({"patterns": patterns, **own})
+    missing = [name for parameter, name in names.items() if parameter.requires_grad and name not in covered]
+    if missing:
+        raise ConfigError(
+            f"[engine.initialize] trainable parameters that model_parameters lacks ({', '.join(missing[:4])}"
+            f"{', ...' if len(missing) > 4 else ''}; add them, or call requires_grad_(False) on them)"
+        )
+    described = [group for group in described if group["patterns"]]
+    if len(described) > 1 or len(described[0]) > 1:
+        if settings.get("params", {}).get("groups"):
+            raise ConfigError(
+                "[engine.initialize] parameter groups twice (in model_parameters and in optimizer.params.groups; give one)"
+            )
+        settings = {**settings, "params": {**settings.get("params", {}), "groups": described}}
+    return settings
+
+
+def _make_loader(data, batch_size: int, world, collate_fn):
+    sampler = None
+    if not isinstance(data, torch.utils.data.IterableDataset):
+        sampler = torch.utils.data.distributed.DistributedSampler(data, num_replicas=world.size, rank=world.rank)
+    return torch.utils.data.DataLoader(data, batch_size=batch_size, sampler=sampler, collate_fn=collate_fn)
+
+
+def initialize(
+    args: Any = None,
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | Callable | None = None,
+    model_parameters: Iterable | None = None,
+    training_data: torch.utils.data.Dataset | None = None,
+    lr_scheduler: Any = None,
+    distributed_port: int | None = None,
+    mpu: Any = None,
+    dist_init_required: bool | None = None,
+    collate_fn: Callable | None = None,
+    config: dict | str | os.PathLike | None = None,
+    mesh_param: Any = None,
+    config_params: dict | str | None = None,
+    *,
+    device: str | torch.device | None = None,
+) -> tuple[Engine, Optimizer, Any, Any]:
+    """Shards a module over the ranks and returns (engine, optimizer, dataloader, lr_scheduler), as deepspeed.initialize.
+
+    model: any torch.nn.Module; it stays the object that you call. Collective.
+    optimizer: a torch.optim Adam, AdamW or SGD, or a callable that makes one from parameters; its groups,
+        hyper-parameters and states are taken over. None: what the configuration names.
+    model_parameters: for a configured optimizer; parameters, or groups with their own lr, weight_decay, ...
+    training_data: a Dataset; the returned loader gives micro-batches, each rank its part.
+    lr_scheduler: one of torch.optim.lr_scheduler, or a callable that makes one from the optimizer; engine.step() steps
+        it after every applied step.
+    config (or args.deepspeed_config): a dict or a path, docs/config.md.
+    device: "cpu", "cuda:0", ...; None for the local rank's GPU where there is one, else the CPU.
+    Raises ConfigError, UseError, MemoryError, CommError.
+    """
+    for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
+        if value is not None:
+            raise UseError(f"[engine.initialize] no model or sequence parallelism here ({name}; leave it None)")
+    if model is None:
+        raise UseError("[engine.initialize] no model (pass model=)")
+    if config is None:
+        config = config_params if config_params is not None else getattr(args, "deepspeed_config", None)
+    if config is None:
+        raise ConfigError("[engine.initialize] no configuration (pass config=, a dict or a path)")
+    if distributed_port is not None:
+        os.environ.setdefault("MASTER_PORT", str(distributed_port))
+    if dist_init_required:
+        init_distributed()
+
+    settings = _read_config(config)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
+        optimizer = optimizer(list(model_parameters) if model_parameters is not None else list(model.parameters()))
+    if optimizer is not None:
+        if "optimizer" in settings:
+            raise ConfigError(
+                "[engine.initialize] two optimizers (optimizer= and the configuration's \"optimizer\"; give one)"
+            )
+        settings["optimizer"] = optimizers.describe(optimizer, names)
+    elif model_parameters is not None:
+        settings["optimizer"] = _groups_of(model_parameters, settings.get("optimizer", {}), names)
+    if lr_scheduler is not None and "scheduler" in settings:
+        raise ConfigError(
+            "[engine.initialize] two schedules (lr_scheduler= and the configuration's \"scheduler\"; give one)"
+        )
+
+    world = world_of(device, float(settings.get("comm_timeout_seconds", 600)))
+    engine = Engine(model, settings, world, optimizer, names)
+    if callable(lr_scheduler) and not hasattr(lr_scheduler, "step"):
+        lr_scheduler = lr_scheduler(engine.optimizer)
+    engine.lr_scheduler = lr_scheduler
+    loader = None
+    if training_data is not None:
+        loader = _make_loader(training_data, engine.train_micro_batch_size_per_gpu(), world, collate_fn)
+        engine.training_dataloader = loader
+    return engine, engine.optimizer, loader, lr_scheduler
+
+
+class Engine:
+    """Trains a module with its states sharded over the ranks and placed as the configuration says.
+
+    Call it like the module; then backward(loss), as often as you like, and step(). With
+    "managed_gradient_accumulation": false every step() ends the window; else the engine counts
+    gradient_accumulation_steps. docs/windows.md has every rule; calls marked collective are made by all ranks alike.
+    Attributes that it hasn't are the module's.
+    """
+
+    def __init__(self, model, settings: dict, world, client, names: dict[torch.Tensor, str]):
+        self.module: torch.nn.Module = model
+        self.world = world
+        self._core = _ballast.Engine(model, json.dumps(settings), world, materialize.by_name(model))
+        _living.add(self._core)
+        self._names = names
+        _registry.enter(self._core, names)
+        self._config = json.loads(self._core.config())
+        self._scaled = bool(self._config.get("fp16", {}).get("enabled", False))
+        self.optimizer = Optimizer(self, self._describe_groups(client), client)
+        self.lr_scheduler = None
+        self.training_dataloader = None
+        self._report: StepReport | None = None
+        for parameter, key, value in optimizers.states_of(client):
+            self._core.set_full_optimizer_state(names[parameter], key, value)
+
+    def _describe_groups(self, client) -> list[dict]:
+        if client is not None:
+            return client.param_groups
+        params = self._config["optimizer"]["params"]
+        base = {key: value for key, value in params.items() if key not in ("groups", "adam_w_mode")}
+        groups = [{**base, "params": []}]
+        groups += [{**{k: v for k, v in group.items() if k != "patterns"}, "params": []} for group in params.get("groups", [])]
+        for parameter, name in self._names.items():
+            for index, group in enumerate(params.get("groups", []), start=1):
+                if any(fnmatch.fnmatchcase(name, pattern) for pattern in group["patterns"]):
+                    groups[index]["params"].append(parameter)
+                    break
+            else:
+                groups[0]["params"].append(parameter)
+        return groups
+
+    # ---- training ----
+
+    def __call__(self, *args, **kwargs):
+        """The module's forward."""
+        outputs = self.module(*args, **kwargs)
+        return self._scale(outputs) if self._scaled and torch.is_grad_enabled() else outputs
+
+    forward = __call__
+
+    def _scale(self, outputs):
+        # With fp16 the loss scale must enter a plain loss.backward() somewhere: where its gradient enters the module.
+        leaves, spec = pytree.tree_flatten(outputs)
+        chosen = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        if not chosen:
+            return outputs
+        for i, scaled in zip(chosen, self._core.scale_gradients_of([leaves[i] for i in chosen])):
+            leaves[i] = scaled
+        return pytree.tree_unflatten(leaves, spec)
+
+    def backward(
+        self,
+        loss: torch.Tensor,
+        retain_graph: bool = False,
+        scale_wrt_gas: bool = True,
+        *,
+        weight: float | None = None,
+    ) -> torch.Tensor:
+        """Runs the loss's backward and takes its gradients into the window. loss.backward() does the same.
+
+        weight: the loss is the mean over this many items (tokens) and counts so often: the step's gradient is the sum of
+        weight * gradient over all backwards of all ranks, divided by the sum of the weights.
+        scale_wrt_gas: True averages a window's micro-batches, False adds them up.
+        """
+        self._core.backward(loss, weight, scale_wrt_gas, retain_graph)
+        return loss
+
+    def step(self, lr_kwargs: dict | None = None) -> StepReport:
+        """Collective. Ends the window, or counts a micro-batch. The report says what was done."""
+        report = self.optimizer.step()
+        if report.applied and self.lr_scheduler is not None:
+            self.lr_scheduler.step(**(lr_kwargs or {}))
+        return report
+
+    def _step(self) -> StepReport:
+        self.optimizer.push(self._core)
+        self._report = self._core.step()
+        self.optimizer.pull(self._core)
+        return self._report
+
+    def zero_grad(self) -> None:
+        """Collective. Drops the window: contributions, weights and count."""
+        self._core.zero_grad()
+
+    def no_sync(self):
+        """Context in which backwards keep their gradients on this rank; the next one outside, or step(), reduces them."""
+        return self._core.no_sync()
+
+    def coalesce_grad_reduction(self):
+        """As no_sync(), but what was collected is reduced at its end. Collective at its end."""
+        return self._core.coalesce_grad_reduction()
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """Will the next step() end the window? Always with a caller-owned one."""
+        return self._core.is_gradient_accumulation_boundary()
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        """Overrides that answer until it is called again. Only where the engine counts (UseError)."""
+        self._core.set_gradient_accumulation_boundary(is_boundary)
+
+    def train(self, mode: bool = True) -> Engine:
+        self.module.train(mode)
+        return self
+
+    def eval(self) -> Engine:
+        return self.train(False)
+
+    # ---- what it has done ----
+
+    def get_global_grad_norm(self) -> float | None:
+        """2-norm of the last window's gradient before clipping; None before the first."""
+        return None if self._report is None else self._report.grad_norm
+
+    def was_step_applied(self) -> bool:
+        """Did the last step() update the parameters?"""
+        return self._report is not None and self._report.applied
+
+    @property
+    def global_steps(self) -> int:
+        """Windows that ended, the skipped ones too."""
+        return self._core.counters().global_steps
+
+    @property
+    def global_samples(self) -> int:
+        return self._core.counters().global_samples
+
+    @property
+    def micro_steps(self) -> int:
+        """step() calls where the engine counts, else backwards."""
+        return self._core.counters().micro_steps
+
+    @property
+    def skipped_steps(self) -> int:
+        """Windows dropped for a gradient that wasn't finite."""
+        return self._core.counters().skipped_steps
+
+    @property
+    def cur_scale(self) -> float:
+        """The loss scale."""
+        return self._core.loss_scale()
+
+    loss_scale = cur_scale
+
+    @property
+    def config(self) -> dict:
+        """The configuration with all defaults."""
+        return self._config
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.world.device)
+
+    @property
+    def global_rank(self) -> int:
+        return self.world.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.world.size
+
+    def get_lr(self) -> list[float]:
+        """What the next step will use, one a parameter group."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def set_lr(self, lr: float | list[float]) -> None:
+        rates = lr if isinstance(lr, (list, tuple)) else [lr] * len(self.optimizer.param_groups)
+        if len(rates) != len(self.optimizer.param_groups):
+            raise UseError(
+                f"[engine.set_lr] one learning rate a parameter group (got {len(rates)}, want "
+                f"{len(self.optimizer.param_groups)})"
+            )
+        for group, rate in zip(self.optimizer.param_groups, rates):
+            group["lr"] = rate
+
+    def _batch(self) -> tuple[int, int, int]:
+        """train_batch, micro_batch, accumulation_steps; the configuration names at least what isn't 1."""
+        given = self._config
+        train, micro, steps = (
+            given.get(key)
+            for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+        )
+        world = self.world.size
+        if steps is None:
+            steps = train // (micro * world) if train and micro else 1
+        if micro is None:
+            micro = train // (steps * world) if train else 1
+        return micro * steps * world, micro, steps
+
+    def train_batch_size(self) -> int:
+        return self._batch()[0]
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        return self._batch()[1]
+
+    def gradient_accumulation_steps(self) -> int:
+        return self._batch()[2]
+
+    def zero_optimization_stage(self) -> int:
+        return self._config.get("zero_optimization", {}).get("stage", 0)
+
+    def memory(self) -> dict[str, tuple[int, int]]:
+        """Bytes now and at most by tier ("device", "host", "nvme") and by kind ("params/device", ...)."""
+        return self._core.memory()
+
+    # ---- states ----
+
+    def save_checkpoint(
+        self,
+        save_dir: str | os.PathLike,
+        tag: str | None = None,
+        client_state: dict | None = None,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool = False,
+        *,
+        include_window: bool = False,
+        asynchronous: bool = False,
+        keep_last: int = 0,
+    ) -> bool:
+        """Collective. Writes save_dir/tag (default global_step<N>) and makes save_dir/latest name it, or leaves what was
+        there. client_state: a dict that JSON holds. include_window: the pending window's gradients too. asynchronous:
+        returns when the states are copied, errors come with the next call. keep_last: older default tags are removed.
+        Raises IoError on all ranks alike."""
+        if not save_latest or exclude_frozen_parameters:
+            raise UseError(
+                "[engine.save_checkpoint] a checkpoint is whole and the latest (save_latest=False and "
+                "exclude_frozen_parameters=True aren't there; use another save_dir, or save_16bit_model)"
+            )
+        state = dict(client_state or {})
+        if self.lr_scheduler is not None:
+            state["lr_scheduler"] = self.lr_scheduler.state_dict()
+        try:
+            text = json.dumps(state) if state else ""
+        except (TypeError, ValueError) as error:
+            raise UseError(f"[engine.save_checkpoint] client_state isn't JSON ({error})") from None
+        self._core.save_checkpoint(os.fspath(save_dir), tag or "", text, include_window, asynchronous, keep_last)
+        return True
+
+    def load_checkpoint(
+        self,
+        load_dir: str | os.PathLike,
+        tag: str | None = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+        custom_load_fn: Callable | None = None,
+    ) -> tuple[str, dict]:
+        """Collective. Takes up load_dir/tag (default: what load_dir/latest names), whatever ranks, stage and placement it
+        was saved from; returns (its folder, client_state). Where there is none, IoError: never a silent fresh start."""
+        if custom_load_fn is not None:
+            raise UseError("[engine.load_checkpoint] no custom_load_fn here (use ballast.zero.GatheredParameters to write)")
+        found = self._core.load_checkpoint(
+            os.fspath(load_dir),
+            tag or "",
+            load_module_only,
+            load_optimizer_states,
+            load_lr_scheduler_states,
+            load_module_strict,
+        )
+        state = json.loads(found["client_state"]) if found["client_state"] else {}
+        schedule = state.pop("lr_scheduler", None)
+        if schedule is not None and self.lr_scheduler is not None and load_lr_scheduler_states and not load_module_only:
+            self.lr_scheduler.load_state_dict(schedule)
+        self.optimizer.pull(self._core)
+        return os.path.join(os.fspath(load_dir), found["tag"]), state
+
+    def save_16bit_model(
+        self,
+        save_dir: str | os.PathLike,
+        save_filename: str = "pytorch_model.bin",
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """Collective. Rank 0 writes the module's full state_dict in the compute dtype, by torch.save, or as safetensors
+        where the name ends so; its host memory holds it whole (`ballast checkpoint export` doesn't need that)."""
+        values = {}
+        for name, parameter in self.module.named_parameters():
+            if exclude_frozen_parameters and not parameter.requires_grad:
+                continue
+            full = self._core.full_parameter(name)
+            if self.world.rank == 0:
+                values[parameter] = full.to(device="cpu", dtype=parameter.dtype)
+        if self.world.rank != 0:
+            return True
+        state = {}
+        for name, tensor in self.module.state_dict(keep_vars=True).items():
+            if isinstance(tensor, torch.nn.Parameter):
+                if tensor in values:
+                    state[name] = values[tensor]
+            else:
+                state[name] = tensor.detach().cpu()
+        os.makedirs(save_dir, exist_ok=True)
+        path = os.path.join(os.fspath(save_dir), save_filename)
+        if save_filename.endswith(".safetensors"):
+            from safetensors.torch import save_file
+
+            distinct = {}
+            for name, tensor in state.items():
+                distinct[name] = tensor.clone() if any(tensor is other for other in distinct.values()) else tensor
+            save_file(distinct, path + ".tmp", metadata={"format": "pt"})
+        else:
+            torch.save(state, path + ".tmp")
+        os.replace(path + ".tmp", path)
+        return True
+
+    def offload_states(
+        self, include: Iterable[str] | None = None, device: str = "cpu", pin_memory: bool = True, non_blocking: bool = False
+    ) -> None:
+        """Collective. Gives the device's memory back between phases: takes these kinds of states ("parameters",
+        "gradients", "optimizer"; None: all) to host memory. DeepSpeed's names of kinds work too."""
+        if str(device) != "cpu":
+            raise UseError(f"[engine.offload_states] states go to host memory only (device={device!r}; want 'cpu')")
+        kinds = {
+            "optim_states": "optimizer",
+            "hp_params": "optimizer",
+            "lp_params": "parameters",
+            "lp_grads": "gradients",
+            "contiguous_grad_buffer": "gradients",
+        }
+        chosen = ["parameters", "gradients", "optimizer"]
+        if include is not None:
+            chosen = sorted({kinds.get(name, name) for name in (str(getattr(one, "value", one)) for one in include)})
+        self._core.offload_states(chosen)
+
+    def reload_states(self, non_blocking: bool = False) -> None:
+        """Collective. Brings them all back, bit for bit."""
+        self._core.reload_states()
+
+    def synchronize(self) -> None:
+        """Waits for everything in flight: updates behind step(), an asynchronous save."""
+        self._core.synchronize()
+
+    def destroy(self) -> None:
+        """Collective. Ends the engine: the module gets its full parameters back, and every later call is a UseError."""
+        self._core.shutdown()
+        _registry.leave(self._names)
+
+    def __getattr__(self, name: str):
+        if name.startswith("__") or name == "module":
+            raise AttributeError(name)
+        if name in _MISSING:
+            raise AttributeError(f"ballast.Engine has no {name}: {_MISSING[name]}")
+        try:
+            return getattr(self.module, name)
+        except AttributeError:
+            raise AttributeError(
+                f"neither ballast.Engine nor its module has {name} (docs/from_deepspeed.md lists what differs)"
+            ) from None
+
+
+# What DeepSpeedEngine has and this one hasn't, with what to do instead. docs/from_deepspeed.md has the same table.
+_MISSING = {
+    "allreduce_gradients": "backward() and step() reduce; to delay it use no_sync() or coalesce_grad_reduction()",
+    "compile": "call torch.compile(model, backend='aot_eager') before ballast.initialize",
+    "deepspeed_io": "pass training_data= to ballast.initialize",
+    "eval_batch": "there is no pipeline parallelism; call the engine under torch.no_grad()",
+    "get_batch_info": "call train_batch_size(), train_micro_batch_size_per_gpu() and gradient_accumulation_steps()",
+    "get_sequence_parallel_group": "there is no sequence parallelism",
+    "load_module_state_dict": "call load_checkpoint(load_module_only=True), or write inside zero.GatheredParameters",
+    "load_universal_checkpoint": "load_checkpoint() reads a checkpoint of any number of ranks, stage and placement",
+    "module_state_dict": "call save_16bit_model(), or read inside zero.GatheredParameters",
+    "save_fp16_model": "call save_16bit_model()",
+    "scale": "engine(...) brings the loss scale into a plain loss.backward(); or call engine.backward(loss)",
+    "set_train_batch_size": "make the windows as long as you like with managed_gradient_accumulation: false",
+    "set_train_micro_batch_size": "make the windows as long as you like with managed_gradient_accumulation: false",
+    "train_batch": "there is no pipeline parallelism; call engine(...), backward() and step()",
+    "tput_timer": "set steps_per_print or wall_clock_breakdown",
+}

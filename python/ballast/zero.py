@@ -1,0 +1,51 @@
+"""Sharded parameters: reading and writing them whole, and building models that fit nowhere whole."""
+
+from __future__ import annotations
+
+from typing import Iterable
+
+import torch
+
+from . import _registry
+from .materialize import Init
+
+__all__ = ["GatheredParameters", "Init"]
+
+
+class GatheredParameters:
+    """Context in which these parameters are whole, for reading by anything; collective.
+
+    with ballast.zero.GatheredParameters(model.head.weight, modifier_rank=0):
+        if rank == 0: torch.nn.init.zeros_(model.head.weight)
+
+    params: one, or several; those that no engine trains are whole anyhow. modifier_rank: this rank's values at the end
+    become every rank's, master weights included; None: what is written is an error or lost.
+    """
+
+    def __init__(
+        self,
+        params: torch.Tensor | Iterable[torch.Tensor],
+        modifier_rank: int | None = None,
+        fwd_module: torch.nn.Module | None = None,
+        enabled: bool = True,
+    ):
+        self._parameters = [params] if isinstance(params, torch.Tensor) else list(params)
+        self._writer = modifier_rank
+        self._enabled = enabled
+        self._guards: list = []
+
+    def __enter__(self) -> None:
+        if not self._enabled:
+            return
+        by_engine: dict = {}
+        for parameter in self._parameters:
+            found = _registry.find(parameter)
+            if found is not None:
+                by_engine.setdefault(found[0], []).append(parameter)
+        for engine, parameters in by_engine.items():
+            self._guards.append(engine.gathered(parameters, self._writer))
+
+    def __exit__(self, *raised) -> None:
+        guards, self._guards = self._guards, []
+        for guard in reversed(guards):
+            guard.end()
