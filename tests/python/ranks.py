@@ -1,30 +1,39 @@
-"""Ranks as processes that stay: run(n, function, *arguments) calls it once on each of n, as function(rank, *arguments), and
-returns what they return. function must be importable. The first failure comes back with its traceback."""
+"""Ranks as processes: run(n, function, *arguments) calls function(rank, *arguments) on each of n and returns what they
+return, by rank. function must be importable. The processes stay for the next call; run_fresh() takes new ones, which end
+with it. The first failure ends the ranks that it was among and comes back with the tracebacks of all that had one."""
 
 import atexit
 import importlib
 import multiprocessing
+import multiprocessing.connection
 import os
-import pathlib
 import sys
-import tempfile
+import threading
+import time
 import traceback
 
-TIMEOUT = 120  # seconds that one function may take on any rank
+import torch.distributed as dist
 
-_pools = {}
+TIMEOUT = 120  # seconds that one function may take
+_GRACE = 5  # seconds for the others to tell what they saw, once a rank has failed
+
+_lock = threading.Lock()  # guards what follows: tests may run side by side
+_idle = {}  # size -> pools that wait for a call
+_store = None  # one server for all ranks of all calls
+_groups = 0
 
 
-def _work(rank, size, store, pipe, path):
-    sys.path[:0] = path
+def _work(rank, size, port, group, pipe, path):
+    sys.path[:] = path
     import torch
-    import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    store = dist.PrefixStore(group, dist.TCPStore("127.0.0.1", port, is_master=False))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     while True:
-        task = pipe.recv()
-        if task is None:
+        try:
+            task = pipe.recv()
+        except EOFError:  # the tests are over
             break
         module, name, arguments = task
         try:
@@ -34,57 +43,89 @@ def _work(rank, size, store, pipe, path):
     os._exit(0)
 
 
+def _context():
+    # Processes that have loaded PyTorch once fork from there in milliseconds.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pytest", "torch._dynamo", "ballast"])
+    return context
+
+
 class _Pool:
     def __init__(self, size):
-        context = multiprocessing.get_context("spawn")
-        folder = tempfile.mkdtemp(prefix="ballast-ranks-")
+        global _store, _groups
+        with _lock:
+            if _store is None:
+                _store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            _groups += 1
+            group = f"group {_groups}"
+        context = _context()
         self.pipes, self.processes = [], []
         for rank in range(size):
             mine, theirs = context.Pipe()
-            arguments = (rank, size, os.path.join(folder, "store"), theirs, list(sys.path))
+            arguments = (rank, size, _store.port, group, theirs, list(sys.path))
             process = context.Process(target=_work, args=arguments, daemon=True)
             process.start()
+            theirs.close()
             self.pipes.append(mine)
             self.processes.append(process)
 
-    def run(self, module, name, arguments):
+    def run(self, function, arguments):
         for pipe in self.pipes:
-            pipe.send((module, name, arguments))
-        results, failures = [], []
-        for rank, pipe in enumerate(self.pipes):
-            if not pipe.poll(TIMEOUT):
-                failures.append(f"rank {rank}: no answer after {TIMEOUT} s")
+            pipe.send((function.__module__, function.__name__, arguments))
+        results, failures = {}, []
+        deadline = time.monotonic() + TIMEOUT
+        waiting = {pipe: rank for rank, pipe in enumerate(self.pipes)}
+        while waiting:
+            ready = multiprocessing.connection.wait(list(waiting), max(0, deadline - time.monotonic()))
+            for pipe in ready:
+                rank = waiting.pop(pipe)
+                try:
+                    good, value = pipe.recv()
+                except EOFError:
+                    good, value = False, f"rank {rank} died"
+                if good:
+                    results[rank] = value
+                    continue
+                failures.append(value)
+                deadline = min(deadline, time.monotonic() + _GRACE)
+            if not ready:
+                failures.append(f"no answer in time from ranks {sorted(waiting.values())}")
                 break
-            try:
-                good, value = pipe.recv()
-            except EOFError:
-                good, value = False, f"rank {rank} died"
-            (results if good else failures).append(value)
         if failures:
-            self.end()
             raise AssertionError("\n\n".join(failures))
-        return results
+        return [results[rank] for rank in range(len(self.pipes))]
 
     def end(self):
         for process in self.processes:
             process.kill()
+        for process in self.processes:
             process.join()
-        for size, pool in list(_pools.items()):
-            if pool is self:
-                del _pools[size]
 
 
 def run(size, function, *arguments):
-    if size not in _pools:
-        _pools[size] = _Pool(size)
-    module = function.__module__
-    return _pools[size].run(module, function.__name__, arguments)
+    with _lock:
+        idle = _idle.setdefault(size, [])
+        pool = idle.pop() if idle else None
+    pool = pool or _Pool(size)
+    try:
+        result = pool.run(function, arguments)
+    except BaseException:
+        pool.end()
+        raise
+    with _lock:
+        idle.append(pool)
+    return result
+
+
+def run_fresh(size, function, *arguments):
+    pool = _Pool(size)
+    try:
+        return pool.run(function, arguments)
+    finally:
+        pool.end()
 
 
 @atexit.register
 def _end():
-    for pool in list(_pools.values()):
+    for pool in sum(_idle.values(), []):
         pool.end()
-
-
-SOURCES = pathlib.Path(__file__).resolve().parents[2]

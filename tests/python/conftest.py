@@ -1,0 +1,16 @@
+"""Starts the selected cases in their order, several at a time; each test then waits for its own."""
+
+import support
+
+
+def pytest_collection_finish(session):
+    if session.config.option.collectonly:
+        return
+    for item in session.items:
+        start = getattr(item.function, "start_early", None)
+        if start is not None:
+            start(item.callspec.params["cell"])
+
+
+def pytest_sessionfinish():
+    support.forget_started()
