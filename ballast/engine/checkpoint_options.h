@@ -14,7 +14,8 @@ struct SaveOptions {
   /// have), and they are written behind the training. Errors come with the next call of save_checkpoint,
   /// load_checkpoint, step or synchronize; at most one such save is under way.
   bool asynchronous = false;
-  /// Of the checkpoints with a default tag this many are kept, older ones removed once the new one stands; 0: all.
+  /// Of this run's checkpoints with a default tag (those of the engine, and of the run that it went on from) this many
+  /// are kept, older ones removed once the new one stands; 0: all. Other runs' are left alone.
   int keep_last = 0;
   /// The program's own state, a JSON document: load_checkpoint gives it back on all ranks. Rank 0's is saved.
   std::string client_state;

@@ -132,6 +132,7 @@ struct Engine::Impl {
   std::int64_t schedule_begin = 0;  // applied steps at which the schedule began
   Counters counters;
   ProgressLog progress;
+  std::string run = ckpt::new_run();  // rank 0's counts
   int no_sync_guards = 0, coalesce_guards = 0;
   std::unique_ptr<Backward> running_backward;
   bool warned_rounded_weight = false;

@@ -311,6 +311,7 @@ void Engine::Impl::take_up_unit(const Unit& unit, const LoadPlan& plan, std::vec
 }
 
 void Engine::Impl::take_up_run(const ckpt::Manifest& manifest, const LoadOptions& options) {
+  if (!manifest.run.empty()) run = manifest.run;
   counters = {manifest.counters.at("global_steps"), manifest.counters.at("applied_steps"),
               manifest.counters.at("skipped_steps"), manifest.counters.at("micro_steps"),
               manifest.counters.at("global_samples")};

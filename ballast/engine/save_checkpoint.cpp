@@ -99,6 +99,7 @@ ckpt::WindowRecord Engine::Impl::describe_window() {
 ckpt::Manifest Engine::Impl::describe_run(const std::string& tag, const SaveOptions& options) const {
   ckpt::Manifest manifest;
   manifest.tag = tag;
+  manifest.run = run;
   manifest.world = world.size();
   manifest.stage = config.zero.stage;
   manifest.compute_dtype = config.bf16 ? "bf16" : config.fp16.enabled ? "fp16" : "fp32";

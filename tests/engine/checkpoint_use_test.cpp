@@ -296,6 +296,20 @@ TEST(Save, NamesItsStepAndKeepsTheLast) {
   });
 }
 
+TEST(Save, RemovesWhatItsRunSavedAndNoOthers) {
+  everywhere([](Trial& trial) {
+    Session& session = trial.start(lin(4));
+    session.engine().save_checkpoint(trial.folder(), "global_step1");
+    Session& other = trial.start(lin(4, 7));
+    other.engine().save_checkpoint(trial.folder(), "global_step2", {.keep_last = 1});
+    EXPECT_EQ(trial.folder().names(), (std::vector<std::string>{"global_step1", "global_step2", "latest"}));
+    Session& third = trial.start(lin(4, 9));  // goes on with the first
+    third.engine().load_checkpoint(trial.folder(), "global_step1");
+    third.engine().save_checkpoint(trial.folder(), "global_step3", {.keep_last = 1});
+    EXPECT_EQ(trial.folder().names(), (std::vector<std::string>{"global_step2", "global_step3", "latest"}));
+  });
+}
+
 // One byte, one file, one rank: every rank says the same, and nothing has changed.
 TEST(Load, FailsAlikeAndChangesNothing) {
   everywhere([](Trial& trial) {
