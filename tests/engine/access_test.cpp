@@ -271,6 +271,22 @@ TEST(Gathered, OutsideOfItAShardedParameterHasNoPointer) {
   });
 }
 
+// Those below the threshold stay in memory, so a read gives their values: before the first step, and behind each.
+TEST(Gathered, OutsideOfItAPersistentParameterHasOne) {
+  run_trial(2, {3, Placement::kDevice, DType::kFloat32, false}, [](Trial& trial) {
+    nlohmann::json small_stay = settings(trial.cell());
+    small_stay["zero_optimization"]["stage3_param_persistence_threshold"] = 10;
+    Session& session = trial.start(lin({{"a.p", {5}}, {"b.p", {30}}}), small_stay);
+    const at::Tensor small = session.model().parameter("a.p");
+    EXPECT_EQ(floats(small)[4], 0);
+    session.window({{{"a.p", trial.shared(1)}}});
+    EXPECT_NEAR(floats(small)[4], -.05, 1e-6);
+    if constexpr (kCanDisarm<c10::StorageImpl>) {
+      EXPECT_THROW((void)session.model().parameter("b.p").const_data_ptr(), c10::Error);
+    }
+  });
+}
+
 TEST(Gathered, AWriteOutsideOfItIsAnErrorAtStage3) {
   run_trial(2, {3, Placement::kDevice, DType::kFloat32, false}, [](Trial& trial) {
     Board unused(2);
