@@ -50,19 +50,24 @@ class Disk {
     ::fsync(file_->fd());
   }
   void read() { pass(DiskOp::kRead); }
+  /// To memory that the system has to find first, as a load's: nothing changes before all of it is there.
+  void read_to_fresh_memory() {
+    tiers::HostArena arena(bytes_, false, c10::kCPU);
+    const at::Tensor whole = arena.allocate(bytes_, at::kByte);
+    pass(DiskOp::kRead, static_cast<std::byte*>(whole.mutable_data_ptr()));
+  }
 
  private:
-  void pass(DiskOp op) {
+  // whole: where each byte goes; null: into the few blocks of memory_.
+  void pass(DiskOp op, std::byte* whole = nullptr) {
     const auto queue = tiers::make_disk_queue(*file_, options_);
     std::int64_t begun = 0;
     const auto begin = [&](std::uint64_t slot) {
       if (begun >= bytes_) return;
-      const tiers::DiskRequest request{.op = op,
-                                       .offset = begun,
-                                       .data = static_cast<std::byte*>(memory_.mutable_data_ptr()) +
-                                               static_cast<std::int64_t>(slot) * options_.block_size,
-                                       .bytes = options_.block_size,
-                                       .tag = slot};
+      std::byte* const block =
+          static_cast<std::byte*>(memory_.mutable_data_ptr()) + static_cast<std::int64_t>(slot) * options_.block_size;
+      const tiers::DiskRequest request{
+          .op = op, .offset = begun, .data = whole ? whole + begun : block, .bytes = options_.block_size, .tag = slot};
       queue->submit({&request, 1});
       begun += options_.block_size;
     };
@@ -122,6 +127,9 @@ int main(int argc, char** argv) {
                      turns, [&] { disk.write(); }, [&] { save(false); }));
   report("load", bench::take_turns(
                      turns, [&] { disk.read(); }, [&] { engine.load_checkpoint(saved, "tag"); }));
+  report("load, disk to fresh memory:",
+         bench::take_turns(
+             turns, [&] { disk.read_to_fresh_memory(); }, [&] { engine.load_checkpoint(saved, "tag"); }));
 
   save(true);  // takes the memory for snapshots
   engine.synchronize();

@@ -1,8 +1,8 @@
 #include "ballast/checkpoint/checkpoint_reader.h"
 
 #include <algorithm>
-#include <cstring>
 #include <system_error>
+#include <utility>
 
 #include "ballast/base/error.h"
 #include "ballast/checkpoint/element_type.h"
@@ -45,13 +45,13 @@ CheckpointReader::CheckpointReader(const CheckpointFolder& folder, const std::st
     for (const auto& [name, piece] : generators) note(piece);
 }
 
-SafetensorsReader& CheckpointReader::open(const std::string& name) {
+std::shared_ptr<SafetensorsReader> CheckpointReader::open(const std::string& name) {
   const auto found = std::find_if(open_.begin(), open_.end(), [&](const auto& entry) { return entry.first == name; });
   if (found != open_.end()) {
     open_.splice(open_.begin(), open_, found);
-    return *open_.front().second;
+    return open_.front().second;
   }
-  auto reader = std::make_unique<SafetensorsReader>(path_ / name, owner_);
+  auto reader = std::make_shared<SafetensorsReader>(path_ / name, owner_);
   const FileRecord& record = *files_.at(name);
   check_eq<IoError>("checkpoint.read", "the file has another length than was written", reader->bytes(), record.bytes,
                     "bytes; ", reader->path().string(), rank_text(owner_), "; load another checkpoint");
@@ -66,59 +66,49 @@ SafetensorsReader& CheckpointReader::open(const std::string& name) {
                   rank_text(owner_), "; load another checkpoint)");
   if (open_.size() == kMostOpen) open_.pop_back();
   open_.emplace_front(name, std::move(reader));
-  return *open_.front().second;
+  return open_.front().second;
 }
 
-std::uint64_t CheckpointReader::stream(SafetensorsReader& file, const TensorInfo& tensor, const Sink& sink) {
-  Checksum sum;
-  std::int64_t at = 0;
-  file.read(tensor, [&](std::span<const std::byte> part) {
-    sum.add(part);
-    sink(at, part);
-    at += static_cast<std::int64_t>(part.size());
-  });
-  bytes_read_ += at;
-  return sum.value();
+// No more files at once than are held open.
+void CheckpointReader::add(TensorRead read) {
+  if (!files_later_.contains(read.file.get()) && files_later_.size() == kMostOpen) complete();
+  files_later_.insert(read.file.get());
+  later_.push_back(std::move(read));
 }
 
-void CheckpointReader::expect(const SafetensorsReader& file, const TensorInfo& tensor, std::uint64_t got,
-                              std::uint64_t want) const {
-  if (got != want)
-    throw IoError("checkpoint.read", "the data is not what was written (", file.path().string(), ", tensor ",
-                  tensor.name, "; checksum got ", checksum_text(got), ", want ", checksum_text(want), rank_text(owner_),
-                  "; load another checkpoint)");
+void CheckpointReader::complete() {
+  files_later_.clear();
+  read_tensors(std::exchange(later_, {}), owner_);
+}
+
+void CheckpointReader::read_later(const Pieces& pieces, c10::ScalarType dtype, std::int64_t begin, std::int64_t end,
+                                  std::span<std::byte> to) {
+  const auto element = static_cast<std::int64_t>(c10::elementSize(dtype));
+  for (const Piece& piece : pieces) {
+    if (piece.end <= begin || piece.begin >= end) continue;
+    std::shared_ptr<SafetensorsReader> file = open(piece.file);
+    const TensorInfo& tensor = file->find(piece.tensor);
+    if (tensor.dtype != dtype || tensor.numel != piece.end - piece.begin)
+      throw IoError("checkpoint.read", "file and manifest disagree about a tensor (", file->path().string(), ", ",
+                    piece.tensor, "; ", tensor.numel, " of ", name_of(tensor.dtype), ", want ", piece.end - piece.begin,
+                    " of ", name_of(dtype), rank_text(owner_), ")");
+    const std::int64_t first = std::max(begin, piece.begin), last = std::min(end, piece.end);
+    add({std::move(file), &tensor, piece.checksum, (first - piece.begin) * element, (last - piece.begin) * element,
+         to.data() + (first - begin) * element});
+  }
 }
 
 void CheckpointReader::read(const Pieces& pieces, c10::ScalarType dtype, std::int64_t begin, std::int64_t end,
                             std::span<std::byte> to) {
-  const auto element = static_cast<std::int64_t>(c10::elementSize(dtype));
-  for (const Piece& piece : pieces) {
-    if (piece.end <= begin || piece.begin >= end) continue;
-    SafetensorsReader& file = open(piece.file);
-    const TensorInfo& tensor = file.find(piece.tensor);
-    if (tensor.dtype != dtype || tensor.numel != piece.end - piece.begin)
-      throw IoError("checkpoint.read", "file and manifest disagree about a tensor (", file.path().string(), ", ",
-                    piece.tensor, "; ", tensor.numel, " of ", name_of(tensor.dtype), ", want ", piece.end - piece.begin,
-                    " of ", name_of(dtype), rank_text(owner_), ")");
-    // In bytes from here on: views needn't end between two elements.
-    const std::int64_t wanted_begin = begin * element, wanted_end = end * element;
-    const std::uint64_t got = stream(file, tensor, [&](std::int64_t offset, std::span<const std::byte> part) {
-      const std::int64_t at = piece.begin * element + offset;
-      const std::int64_t from = std::max(at, wanted_begin);
-      const std::int64_t until = std::min(at + static_cast<std::int64_t>(part.size()), wanted_end);
-      if (from < until)
-        std::memcpy(to.data() + (from - wanted_begin), part.data() + (from - at),
-                    static_cast<std::size_t>(until - from));
-    });
-    expect(file, tensor, got, piece.checksum);
-  }
+  read_later(pieces, dtype, begin, end, to);
+  complete();
 }
 
 void CheckpointReader::verify(const FileRecord& record) {
-  SafetensorsReader& file = open(record.name);
-  for (const TensorInfo& tensor : file.header().tensors)
-    expect(file, tensor, stream(file, tensor, [](std::int64_t, std::span<const std::byte>) {}),
-           checksums_.at(record.name).at(tensor.name));
+  const std::shared_ptr<SafetensorsReader> file = open(record.name);
+  for (const TensorInfo& tensor : file->header().tensors)
+    add({file, &tensor, checksums_.at(record.name).at(tensor.name)});
+  complete();
 }
 
 }  // namespace ballast::ckpt

@@ -11,8 +11,6 @@
 namespace ballast::ckpt {
 namespace {
 
-using Sink = std::function<void(std::span<const std::byte>)>;
-
 constexpr int kBlocks = 6, kThreads = 4;  // one block is read from while two are on their way
 
 }  // namespace
@@ -50,7 +48,8 @@ struct InputFile::Impl {
     return block;
   }
 
-  void read(std::int64_t offset, std::int64_t want, const Sink& sink) {
+  void read(std::int64_t offset, std::span<std::byte> to) {
+    auto want = static_cast<std::int64_t>(to.size());
     if (offset < 0 || want > length - offset) too_short(offset, want, std::max<std::int64_t>(0, length - offset));
     while (want > 0) {
       const std::int64_t number = offset / kBlock, within = offset % kBlock;
@@ -70,7 +69,8 @@ struct InputFile::Impl {
       }
       const std::int64_t part = std::min(want, kBlock - within);
       if (part > block.bytes - within) too_short(offset, part, std::max<std::int64_t>(0, block.bytes - within));
-      sink({block.memory.get() + within, static_cast<std::size_t>(part)});
+      std::memcpy(to.data() + (to.size() - static_cast<std::size_t>(want)), block.memory.get() + within,
+                  static_cast<std::size_t>(part));
       want -= part;
       offset += part;
     }
@@ -93,11 +93,10 @@ InputFile::InputFile(std::filesystem::path path, Owner owner) : impl_(std::make_
 InputFile::~InputFile() = default;
 const std::filesystem::path& InputFile::path() const { return impl_->file.path(); }
 std::int64_t InputFile::bytes() const { return impl_->length; }
-void InputFile::read(std::int64_t offset, std::int64_t bytes, const Sink& sink) { impl_->read(offset, bytes, sink); }
-void InputFile::read(std::int64_t offset, std::span<std::byte> to) {
-  std::byte* at = to.data();
-  impl_->read(offset, static_cast<std::int64_t>(to.size()),
-              [&at](std::span<const std::byte> part) { at = std::copy(part.begin(), part.end(), at); });
+void InputFile::read(std::int64_t offset, std::span<std::byte> to) { impl_->read(offset, to); }
+void InputFile::read_pages(std::int64_t offset, std::span<std::byte> to, std::int64_t least) const {
+  const std::int64_t got = impl_->file.read(to, offset);
+  if (got < least) impl_->too_short(offset, least, got);
 }
 
 }  // namespace ballast::ckpt

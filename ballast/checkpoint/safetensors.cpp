@@ -143,10 +143,6 @@ void SafetensorsReader::read(const TensorInfo& tensor, std::int64_t first, std::
   file_.read(static_cast<std::int64_t>(text_.size()) + begin, to);
 }
 
-void SafetensorsReader::read(const TensorInfo& tensor, const std::function<void(std::span<const std::byte>)>& sink) {
-  file_.read(static_cast<std::int64_t>(text_.size()) + tensor.begin, tensor.end - tensor.begin, sink);
-}
-
 std::uint64_t SafetensorsReader::checksum(std::span<const std::uint64_t> tensors) const {
   return file_checksum(text_, tensors);
 }

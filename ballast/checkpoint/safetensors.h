@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -88,8 +87,12 @@ class SafetensorsReader {
   const TensorInfo& find(const std::string& name) const;
   /// Elements from `first` on, as many as `to` has room for.
   void read(const TensorInfo& tensor, std::int64_t first, std::span<std::byte> to);
-  /// All of its bytes, in views of some size.
-  void read(const TensorInfo& tensor, const std::function<void(std::span<const std::byte>)>& sink);
+  /// Where its data begins in the file.
+  std::int64_t place(const TensorInfo& tensor) const { return static_cast<std::int64_t>(text_.size()) + tensor.begin; }
+  /// As InputFile's.
+  void read_pages(std::int64_t offset, std::span<std::byte> to, std::int64_t least) const {
+    file_.read_pages(offset, to, least);
+  }
   /// Of the file, given those of its tensors in the order of their data.
   std::uint64_t checksum(std::span<const std::uint64_t> tensors) const;
 

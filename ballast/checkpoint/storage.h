@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -39,8 +38,8 @@ class OutputFile {
 };
 
 /// A file that is read in parts, best in the order in which they lie: what comes next is then read ahead, past the page
-/// cache where the file system accepts that, into a few buffers (24 MiB). One thread drives it. IoError as above, also
-/// where the file ends too early.
+/// cache where the file system accepts that, into a few buffers (24 MiB). One thread drives read(). IoError as above,
+/// also where the file ends too early.
 class InputFile {
  public:
   InputFile(std::filesystem::path path, Owner owner);
@@ -51,8 +50,9 @@ class InputFile {
   const std::filesystem::path& path() const;
   std::int64_t bytes() const;  // when it was opened
   void read(std::int64_t offset, std::span<std::byte> to);
-  /// The same bytes where they lie in those buffers, as one view or several: sink is called with each in turn.
-  void read(std::int64_t offset, std::int64_t bytes, const std::function<void(std::span<const std::byte>)>& sink);
+  /// Past those buffers, from any thread: whole pages (4096 bytes) of the file to memory that begins with one. `least`
+  /// bytes of them are there, or IoError.
+  void read_pages(std::int64_t offset, std::span<std::byte> to, std::int64_t least) const;
 
  private:
   struct Impl;

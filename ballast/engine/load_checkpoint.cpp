@@ -28,7 +28,7 @@ std::span<std::byte> bytes_of(const at::Tensor& tensor) {
           static_cast<std::size_t>(tensor.numel()) * tensor.element_size()};
 }
 
-/// Reads what this rank keeps out of a checkpoint.
+/// Reads what this rank keeps out of a checkpoint. What is returned has its values when complete() returns.
 class RankReader {
  public:
   RankReader(ckpt::CheckpointReader& reader, const LoadPlan& plan, OptimizerStates& optimizer, ParamStore& params,
@@ -58,8 +58,14 @@ class RankReader {
 
   at::Tensor read_whole(const ckpt::Pieces& pieces, c10::ScalarType dtype, at::IntArrayRef shape) {
     at::Tensor values = at::empty(shape, dtype);
-    reader_.read(pieces, dtype, 0, values.numel(), bytes_of(values));
+    read(pieces, dtype, {0, values.numel()}, values);
     return values;
+  }
+
+  void complete() {
+    reader_.complete();
+    for (auto& [stored, to] : std::exchange(later_, {}))
+      if (stored.scalar_type() != to.scalar_type()) to.copy_(stored);
   }
 
  private:
@@ -68,10 +74,9 @@ class RankReader {
   }
 
   void read(const ckpt::Pieces& pieces, c10::ScalarType dtype, Range elements, const at::Tensor& to) {
-    if (to.scalar_type() == dtype) return reader_.read(pieces, dtype, elements.begin, elements.end, bytes_of(to));
-    const at::Tensor stored = at::empty({elements.size()}, dtype);
-    reader_.read(pieces, dtype, elements.begin, elements.end, bytes_of(stored));
-    to.copy_(stored);
+    const at::Tensor stored = to.scalar_type() == dtype ? to : at::empty({elements.size()}, dtype);
+    reader_.read_later(pieces, dtype, elements.begin, elements.end, bytes_of(stored));
+    later_.emplace_back(stored, to);
   }
   // Weights are fp32 masters where the parameter was trainable, else what forward saw.
   void read_weights(const ckpt::ParameterRecord& record, Range elements, const at::Tensor& to) {
@@ -157,6 +162,7 @@ class RankReader {
   OptimizerStates& optimizer_;
   ParamStore& params_;
   const bool with_optimizer_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> later_;  // what is being read, and where it goes in another type
   std::optional<tiers::HostArena> arena_;
 };
 
@@ -245,19 +251,25 @@ LoadReport Engine::Impl::load(const std::filesystem::path& folder, const std::st
     if (staged.keep) mine.reserve(bytes);
     for (const Unit& unit : layout.units) {
       std::vector<at::Tensor> values = mine.read(unit);
+      if (!staged.keep) mine.complete();
       staged.units.push_back(staged.keep ? std::move(values) : std::vector<at::Tensor>());
     }
     for (std::size_t b = 0; b < plan.buffers.size(); ++b) {
       const ckpt::BufferRecord* record = plan.buffers[b];
       staged.buffers.push_back(record ? mine.read_whole(record->pieces, record->dtype, record->shape) : at::Tensor());
     }
+    const auto check = [&mine](const ckpt::Pieces& pieces, const std::vector<std::int64_t>& shape) {
+      const at::Tensor dropped = mine.read_whole(pieces, at::kFloat, shape);
+      mine.complete();
+    };
     if (report.window)
       for (const ckpt::ParameterRecord* record : plan.parameters)
         if (record && record->states.contains(kGradientKey))
-          mine.read_whole(record->states.at(kGradientKey), at::kFloat, record->shape);
+          check(record->states.at(kGradientKey), record->shape);
     if (same_ranks && !options.weights_only && static_cast<int>(manifest.rng.size()) == world.size())
       for (const auto& [name, piece] : manifest.rng[static_cast<std::size_t>(world.rank())])
         staged.generators.emplace_back(name, mine.read_whole({piece}, at::kByte, {piece.end - piece.begin}));
+    mine.complete();
   });
 
   if (pending > 0 && world.rank() == 0)
@@ -267,7 +279,11 @@ LoadReport Engine::Impl::load(const std::filesystem::path& folder, const std::st
     drop_window();
     for (const Unit& unit : layout.units) {
       const auto u = static_cast<std::size_t>(unit.id);
-      take_up_unit(unit, plan, staged.keep ? std::exchange(staged.units[u], {}) : mine.read(unit), with_optimizer);
+      if (!staged.keep) {
+        staged.units[u] = mine.read(unit);
+        mine.complete();
+      }
+      take_up_unit(unit, plan, std::exchange(staged.units[u], {}), with_optimizer);
     }
     for (std::size_t b = 0; b < own_buffers.size(); ++b)
       if (staged.buffers[b].defined()) own_buffers[b].second.copy_(staged.buffers[b]);
@@ -280,6 +296,7 @@ LoadReport Engine::Impl::load(const std::filesystem::path& folder, const std::st
       const ckpt::ParameterRecord* record = plan.parameters[p];
       if (record == nullptr || !record->states.contains(kGradientKey) || !layout.parameters[p].trainable) continue;
       const at::Tensor sum = mine.read_whole(record->states.at(kGradientKey), at::kFloat, record->shape);
+      mine.complete();
       // A weight counts as it is; else the sum over the ranks stands for a mean over them.
       const bool weighted = manifest.window->scaling == "weighted";
       const double ranks = weighted ? 1 : static_cast<double>(world.size()) / manifest.world;
