@@ -264,8 +264,7 @@ LoadReport Engine::Impl::load(const std::filesystem::path& folder, const std::st
     };
     if (report.window)
       for (const ckpt::ParameterRecord* record : plan.parameters)
-        if (record && record->states.contains(kGradientKey))
-          check(record->states.at(kGradientKey), record->shape);
+        if (record && record->states.contains(kGradientKey)) check(record->states.at(kGradientKey), record->shape);
     if (same_ranks && !options.weights_only && static_cast<int>(manifest.rng.size()) == world.size())
       for (const auto& [name, piece] : manifest.rng[static_cast<std::size_t>(world.rank())])
         staged.generators.emplace_back(name, mine.read_whole({piece}, at::kByte, {piece.end - piece.begin}));
