@@ -1,3 +1,8 @@
+# pip's build names the Python that it builds for.
+if(SKBUILD AND NOT BALLAST_PYTHON)
+  set(BALLAST_PYTHON ${Python_EXECUTABLE} CACHE FILEPATH "Python whose PyTorch supplies LibTorch")
+endif()
+
 # LibTorch is the one inside the installed PyTorch wheel: ask the active Python for it unless the caller names it.
 if(NOT Torch_DIR OR BALLAST_PYTHON)
   find_program(BALLAST_PYTHON NAMES python3 python DOC "Python whose PyTorch supplies LibTorch" REQUIRED)
@@ -5,6 +10,10 @@ if(NOT Torch_DIR OR BALLAST_PYTHON)
     COMMAND ${BALLAST_PYTHON} ${PROJECT_SOURCE_DIR}/tools/find_torch.py
     OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_VARIABLE why_not ERROR_STRIP_TRAILING_WHITESPACE
     RESULT_VARIABLE torch_missing)
+  if(torch_missing AND SKBUILD)
+    message(FATAL_ERROR "${why_not}. The module is built against the PyTorch of your environment, which pip hides from "
+                        "builds unless told otherwise: pip install --no-build-isolation .")
+  endif()
   if(torch_missing)
     message(FATAL_ERROR "${why_not}: run './dev build', which prepares one, or pass -DBALLAST_PYTHON=/path/to/python3 "
                         "of an environment that has PyTorch 2.11 to 2.14")

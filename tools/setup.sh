@@ -7,7 +7,7 @@ readonly REQUIRED=(
   "command g++                            g++"
   "command cmake                          cmake"
   "command ninja                          ninja-build"
-  "command python3                        python3"
+  "command python3                        python3-dev"
   "header  nlohmann/json.hpp              nlohmann-json3-dev"
   "header  CLI/CLI.hpp                    libcli11-dev"
   "header  hwy/highway.h                  libhwy-dev"
@@ -22,7 +22,7 @@ readonly FASTER=( # the build is right without them, and slower
 )
 readonly TORCH_RANGE="2.11 to 2.14" # as in tools/find_torch.py
 readonly TORCH_TO_INSTALL="torch==2.13.0"
-readonly TEST_PACKAGES=(transformers==5.24.0 safetensors==0.8.0)
+readonly TEST_PACKAGES=(pytest==9.0.3 transformers==5.24.0 safetensors==0.8.0)
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -131,7 +131,7 @@ ensure_torch() {
 ensure_test_packages() {
   local folder=build/python wanted="$PYTHON ${TEST_PACKAGES[*]}"
   [[ $(cat "$folder/.installed" 2> /dev/null) == "$wanted" ]] && return
-  "$PYTHON" -c 'import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, ["transformers", "safetensors"])))' && return
+  "$PYTHON" -c 'import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))' "${TEST_PACKAGES[@]%%=*}" && return
   say "dev: installing ${TEST_PACKAGES[*]} into $folder, for tests"
   rm -rf "$folder"
   local said # what pip warns of concerns the environment, which this isn't

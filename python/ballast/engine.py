@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterable
 import torch
 import torch.utils._pytree as pytree
 
-from . import _ballast, _registry, materialize, optimizer as optimizers
+from . import _ballast, _registry, configuration, materialize, optimizer as optimizers
 from ._ballast import ConfigError, StepReport, UseError
 from .comm import init_distributed, world_of
 from .optimizer import Optimizer
@@ -25,17 +25,6 @@ def _end_all() -> None:
     # The engine's threads end before the interpreter does. The peers may be gone, so this talks to none of them.
     for core in list(_living):
         core.abandon()
-
-
-def _read_config(config: Any) -> dict:
-    if isinstance(config, (str, os.PathLike)):
-        return json.loads(_ballast.config_from_file(os.fspath(config)))
-    if not isinstance(config, dict):
-        raise ConfigError(f"[engine.initialize] the configuration is a dict or a path (got {type(config).__name__})")
-    try:
-        return json.loads(json.dumps(config))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"[engine.initialize] the configuration isn't JSON ({error})") from None
 
 
 def _groups_of(parameters: Iterable, settings: dict, names: dict[torch.Tensor, str]) -> dict:
@@ -123,7 +112,7 @@ def initialize(
     if dist_init_required:
         init_distributed()
 
-    settings = _read_config(config)
+    settings = configuration.read(config)
     names = {parameter: name for name, parameter in model.named_parameters()}
     if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = optimizer(list(model_parameters) if model_parameters is not None else list(model.parameters()))
@@ -171,6 +160,7 @@ class Engine:
         self._config = json.loads(self._core.config())
         self._scaled = bool(self._config.get("fp16", {}).get("enabled", False))
         self.optimizer = Optimizer(self, self._describe_groups(client), client)
+        self.optimizer.pull(self._core)  # a configured schedule has begun
         self.lr_scheduler = None
         self.training_dataloader = None
         self._report: StepReport | None = None
@@ -389,6 +379,7 @@ class Engine:
                 "[engine.save_checkpoint] a checkpoint is whole and the latest (save_latest=False and "
                 "exclude_frozen_parameters=True aren't there; use another save_dir, or save_16bit_model)"
             )
+        self.optimizer.push(self._core)  # what the next step would use
         state = dict(client_state or {})
         if self.lr_scheduler is not None:
             state["lr_scheduler"] = self.lr_scheduler.state_dict()

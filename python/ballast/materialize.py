@@ -1,5 +1,5 @@
-"""Models that are described before they are made. Inside Init() a module's tensors are on the meta device, and what its
-constructor does to them is written down; the engine then has the values made unit by unit, and keeps a shard of each."""
+"""Models that are described before they are made. Inside Init() what a constructor does to large tensors is written down
+instead of done; the engine then has the values made unit by unit, and keeps a shard of each."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from . import _ballast, configuration
 from ._ballast import ConfigError, UseError
 
 aten = torch.ops.aten
@@ -27,7 +28,7 @@ _FILLS = {
     )
 }
 
-_registered: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameter or buffer -> (its Record, version when Init ended)
+_described: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameter -> (its _Record, _Part, version when Init ended)
 
 
 @dataclass(frozen=True)
@@ -46,19 +47,23 @@ class _Operation:
     arguments: tuple
     keywords: dict
     reads: set[int]
-    writes: set[int]  # storages that it makes or changes
-    results: list  # _Part, or None, for each result
-    generator: torch.Generator | None = None
-    random_state: torch.Tensor | None = None  # of the generator, before
+    writes: set[int] = field(default_factory=set)  # storages that it makes or changes
+    results: list = field(default_factory=list)  # _Part of each that it makes, else None
+    random_state: torch.Tensor | None = None  # of its generator, before
 
 
 @dataclass
 class _Record:
     operations: list[_Operation] = field(default_factory=list)
-    storages: dict[int, tuple[Any, int, torch.dtype]] = field(default_factory=dict)  # -> (held, elements, dtype)
+    storages: dict[int, tuple[Any, int, torch.dtype]] = field(default_factory=dict)  # -> (itself, elements, dtype)
 
     def knows(self, tensor: torch.Tensor) -> bool:
-        return tensor.is_meta and tensor.untyped_storage()._cdata in self.storages
+        return tensor.layout == torch.strided and tensor.untyped_storage()._cdata in self.storages
+
+    def add(self, tensor: torch.Tensor) -> _Part:
+        storage = tensor.untyped_storage()
+        self.storages[storage._cdata] = (storage, storage.nbytes() // tensor.element_size(), tensor.dtype)
+        return self.part_of(tensor)
 
     def part_of(self, tensor: torch.Tensor) -> _Part:
         storage = tensor.untyped_storage()
@@ -70,9 +75,8 @@ class _Record:
             )
         return _Part(storage._cdata, tuple(tensor.size()), tuple(tensor.stride()), tensor.storage_offset())
 
-    def values(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    def values(self, parts: list[_Part]) -> list[torch.Tensor]:
         """Runs again what these depend on."""
-        parts = [self.part_of(tensor) for tensor in tensors]
         wanted = {part.storage for part in parts}
         chosen = []
         for operation in reversed(self.operations):
@@ -84,6 +88,14 @@ class _Record:
             for operation in reversed(chosen):
                 self._run(operation, real)
             return [self._show(part, real).clone() for part in parts]
+
+    def make_the_rest(self) -> None:
+        """Storages that somebody beside this record still holds (buffers, other attributes) get their values."""
+        for key, (storage, elements, dtype) in self.storages.items():
+            if torch._C._storage_Use_Count(key) > 1:
+                whole = torch.empty(0, dtype=dtype).set_(storage)
+                whole.copy_(self.values([_Part(key, (elements,), (1,), 0)])[0])
+        self.storages = {key: (None, elements, dtype) for key, (_, elements, dtype) in self.storages.items()}
 
     @staticmethod
     def _show(part: _Part, real: dict[int, torch.Tensor]) -> torch.Tensor:
@@ -99,7 +111,7 @@ class _Record:
         if operation.random_state is None:
             results = operation.function(*arguments, **keywords)
         else:
-            generator = operation.generator or torch.default_generator
+            generator = keywords.get("generator") or torch.default_generator
             now = generator.get_state()
             generator.set_state(operation.random_state)
             try:
@@ -107,12 +119,11 @@ class _Record:
             finally:
                 generator.set_state(now)
         for part, result in zip(operation.results, pytree.tree_leaves(results)):
-            if part is None or part.storage in real:
+            if part is None:
                 continue
             _, elements, dtype = self.storages[part.storage]
-            flat = torch.empty(elements, dtype=dtype)
-            flat.as_strided(part.size, part.stride, part.offset).copy_(result)
-            real[part.storage] = flat
+            real[part.storage] = torch.empty(elements, dtype=dtype)
+            self._show(part, real).copy_(result)
 
 
 class _Kept:
@@ -135,127 +146,145 @@ def _is_note(value) -> bool:
 
 
 class _Recorder(TorchDispatchMode):
-    def __init__(self, record: _Record):
+    def __init__(self, record: _Record, min_numel: int):
         super().__init__()
         self.record = record
+        self.min_numel = min_numel
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
-        record = self.record
-        leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        known = [leaf for leaf in leaves if record.knows(leaf)]
-        if not known and not self._makes_floats(function, leaves, kwargs):
+        tensors = _tensors_in((args, kwargs))
+        known = [tensor for tensor in tensors if self.record.knows(tensor)]
+        if not known and (tensors or not self._makes_a_large_one(function, args, kwargs)):
             return function(*args, **kwargs)
-        if function in (aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default) or any(
-            leaf.is_meta and not record.knows(leaf) for leaf in leaves
-        ):
-            return self._now(function, args, kwargs)
-        if torch.Tag.nondeterministic_seeded in function.tags and function._schema.name not in _FILLS:
-            return self._now(function, args, kwargs)
+        tags = function.tags
+        if torch.Tag.inplace_view in tags or (known and _only_looks(function)):
+            return function(*args, **kwargs)  # touches no values
+        writes = [value for argument, value in _bind(function._schema.arguments, args, kwargs) if _is_written(argument)]
+        if writes and not all(self.record.knows(value) for value in writes):
+            return self._now(function, args, kwargs, known)
+        decides = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(tags)
+        if decides or function in (aten.equal.default, aten.is_nonzero.default):
+            return self._now(function, args, kwargs, known)
+        if torch.Tag.nondeterministic_seeded in tags and function._schema.name not in _FILLS:
+            return self._now(function, args, kwargs, known)
         return self._write_down(function, args, kwargs)
 
-    @staticmethod
-    def _makes_floats(function, leaves, kwargs) -> bool:
-        if leaves or not any(argument.name == "device" for argument in function._schema.arguments):
+    def _makes_a_large_one(self, function, args, kwargs) -> bool:
+        if not any(argument.name == "device" for argument in function._schema.arguments):
             return False
         device = torch.device(kwargs.get("device") or "cpu")
+        if device.type == "meta":
+            return False
+        made = function(*args, **_on_meta(function, kwargs))
+        if not isinstance(made, torch.Tensor) or made.numel() <= self.min_numel:
+            return False
         if device.type != "cpu":
-            if device.type == "meta":
-                return False
             raise UseError(f"[zero.Init] initial values are made on the CPU (a tensor is made on {device})")
-        dtype = kwargs.get("dtype")
-        if dtype is None and function._schema.name in ("aten::arange", "aten::full", "aten::scalar_tensor"):
-            return False  # whole numbers mostly, and small
-        return (dtype or torch.get_default_dtype()).is_floating_point
+        return True
 
-    def _now(self, function, args, kwargs):
+    def _now(self, function, args, kwargs, known):
         """Where values decide: runs on real tensors, and the result is real."""
-        record = self.record
-        known = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and record.knows(leaf)]
-        if any(argument.alias_info is not None and argument.alias_info.is_write for argument in function._schema.arguments):
+        written = [value for argument, value in _bind(function._schema.arguments, args, kwargs) if _is_written(argument)]
+        if any(self.record.knows(value) for value in written):
             raise UseError(
-                f"[zero.Init] {function._schema.name} writes random values that depend on others, which can't be written "
-                "down (do this outside Init(), inside GatheredParameters after ballast.initialize)"
+                f"[zero.Init] {function._schema.name} can't be written down (it changes a large tensor in a way that depends on "
+                "values; do this inside GatheredParameters after ballast.initialize)"
             )
-        values = dict(zip(map(id, known), record.values(known)))
+        values = dict(zip(map(id, known), self.record.values([self.record.part_of(tensor) for tensor in known])))
         real_args, real_kwargs = pytree.tree_map(lambda leaf: values.get(id(leaf), leaf), (args, kwargs))
         return function(*real_args, **real_kwargs)
 
     def _write_down(self, function, args, kwargs):
         record = self.record
+        schema = function._schema
+        if not _tensors_in(args) and kwargs.get("dtype") is None and any(a.name == "dtype" for a in schema.arguments):
+            kwargs["dtype"] = function(*args, **_on_meta(function, kwargs)).dtype  # whatever the default is later
         reads: set[int] = set()
 
         def note(leaf):
             if not isinstance(leaf, torch.Tensor):
                 return leaf
-            if record.knows(leaf):
-                part = record.part_of(leaf)
-                reads.add(part.storage)
-                return part
-            return _Kept(leaf)
+            if not record.knows(leaf):
+                return _Kept(leaf)
+            part = record.part_of(leaf)
+            reads.add(part.storage)
+            return part
 
-        def describe(leaf):
-            if not isinstance(leaf, torch.Tensor) or leaf.is_meta:
-                return leaf
-            return torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device="meta")
-
-        schema = function._schema.arguments
-        if any(argument.name == "dtype" for argument in schema) and not reads and kwargs.get("dtype") is None:
-            if any(argument.name == "device" for argument in schema) and not args_have_tensors(args):
-                kwargs["dtype"] = torch.get_default_dtype()  # which may be another when this runs again
-        generator = kwargs.pop("generator", None)
         notes = pytree.tree_map(note, (args, kwargs))
-        written = {
-            record.part_of(value).storage
-            for argument, value in _bind(schema, args, kwargs)
-            if argument.alias_info is not None and argument.alias_info.is_write and record.knows(value)
-        }
-        operation = _Operation(function, notes[0], notes[1], reads, set(written), [], generator)
+        operation = _Operation(function, notes[0], notes[1], reads)
         if torch.Tag.nondeterministic_seeded in function.tags:
-            operation.random_state = (generator or torch.default_generator).get_state()
-            self._draw(function, args, kwargs, generator)
-            if generator is not None:
-                operation.keywords["generator"] = generator
+            operation.random_state = (kwargs.get("generator") or torch.default_generator).get_state()
+            self._draw(function, args, kwargs)
 
-        meta_args, meta_kwargs = pytree.tree_map(describe, (args, kwargs))
-        if any(argument.name == "device" for argument in schema):
-            meta_kwargs["device"] = "meta"
-            operation.keywords["device"] = "cpu"
-        meta_kwargs.pop("pin_memory", None)
-        results = function(*meta_args, **meta_kwargs)
-        for result in pytree.tree_leaves(results):
-            if not isinstance(result, torch.Tensor):
-                operation.results.append(None)
+        written = {}  # alias set -> the argument
+        for argument, value in _bind(schema.arguments, args, kwargs):
+            if not _is_written(argument):
                 continue
-            storage = result.untyped_storage()
-            if storage._cdata not in record.storages:
-                elements = storage.nbytes() // result.element_size()
-                record.storages[storage._cdata] = (storage, elements, result.dtype)
-                operation.writes.add(storage._cdata)
-                operation.results.append(record.part_of(result))
-            else:
-                operation.results.append(None)  # shows what is known
-        if operation.writes:  # else it only looks
-            record.operations.append(operation)
-        return results
+            operation.writes.add(record.part_of(value).storage)
+            written[frozenset(argument.alias_info.before_set)] = value
+        described = pytree.tree_map(_description, (args, kwargs))
+        results = function(*described[0], **_on_meta(function, described[1]))
+        made = []
+        for result, declared in zip(pytree.tree_leaves(results), _declared(schema.returns, results)):
+            alias = declared.alias_info
+            if alias is not None and frozenset(alias.before_set) in written:
+                made.append(written[frozenset(alias.before_set)])
+                operation.results.append(None)
+            else:  # memory that nobody touches costs none
+                tensor = torch.empty_strided(result.size(), result.stride(), dtype=result.dtype)
+                operation.results.append(record.add(tensor))
+                operation.writes.add(operation.results[-1].storage)
+                made.append(tensor)
+        record.operations.append(operation)
+        return pytree.tree_unflatten(made, pytree.tree_structure(results))
 
     @staticmethod
-    def _draw(function, args, kwargs, generator) -> None:
-        """Takes from the generator what the real operator takes, by running it on memory without values."""
+    def _draw(function, args, kwargs) -> None:
+        """Takes from the generator what the real operator takes, by running it on memory of its own."""
 
         def stand_in(leaf):
-            if not isinstance(leaf, torch.Tensor) or not leaf.is_meta:
+            if not isinstance(leaf, torch.Tensor):
                 return leaf
             return torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype)
 
         real_args, real_kwargs = pytree.tree_map(stand_in, (args, kwargs))
-        if generator is not None:
-            real_kwargs["generator"] = generator
         function(*real_args, **real_kwargs)
 
 
-def args_have_tensors(args) -> bool:
-    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(args))
+def _tensors_in(tree) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _only_looks(function) -> bool:
+    """Its results are views of its inputs."""
+    returns = function._schema.returns
+    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+def _is_written(argument) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _declared(returns, results):
+    """What the schema says of each tensor among the results; a list of tensors is one return."""
+    many = len(returns) == 1 and isinstance(results, (list, tuple))
+    return [returns[0]] * len(pytree.tree_leaves(results)) if many else returns
+
+
+def _on_meta(function, kwargs) -> dict:
+    kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"}
+    if "generator" in kwargs:
+        kwargs["generator"] = None
+    if any(argument.name == "device" for argument in function._schema.arguments):
+        kwargs["device"] = "meta"
+    return kwargs
+
+
+def _description(leaf):
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device="meta")
 
 
 def _bind(schema, args, kwargs):
@@ -274,11 +303,13 @@ class Init:
         model = Model()
     engine, *_ = ballast.initialize(model=model, config=config)
 
-    Inside, tensors have shapes and no memory; ballast.initialize has the values made unit by unit (twice the time of an
-    ordinary construction), equal to those that the constructor makes with the same seed, and each rank keeps its shards.
-    Until then the model can't be used. Later changes to its values belong inside GatheredParameters after initialize.
+    Inside, large tensors have no values yet; what is done to them is written down. Afterwards the parameters among them
+    are on the meta device, and ballast.initialize has their values made unit by unit (an ordinary construction's time
+    once more), equal to those that the constructor makes with the same seed; each rank keeps its shards. Until then the
+    model can't be used. Later changes to its values belong inside GatheredParameters after initialize.
 
-    dtype: of floating-point parameters, like torch.set_default_dtype. enabled: False does nothing.
+    dtype: of floating-point parameters, like torch.set_default_dtype. min_numel: tensors of at most this many elements
+    are made at once, and real. enabled: False does nothing. config, config_dict_or_path: as in DeepSpeed; only checked.
     """
 
     def __init__(
@@ -289,6 +320,7 @@ class Init:
         config: Any = None,
         enabled: bool = True,
         dtype: torch.dtype | None = None,
+        min_numel: int = 65536,
         **unknown,
     ):
         if module is not None or unknown:
@@ -296,11 +328,14 @@ class Init:
                 f"[zero.Init] no such argument here ({', '.join(unknown) or 'module'}; placement comes from the "
                 "configuration that ballast.initialize gets, which takes an ordinary module as well)"
             )
+        if config is not None or config_dict_or_path is not None:
+            configuration.read(config if config is not None else config_dict_or_path)
         self._enabled = enabled
         self._dtype = dtype
+        self._min_numel = min_numel
         self._record = _Record()
         self._undo: list[Callable[[], None]] = []
-        self._tensors: list[weakref.ref] = []
+        self._owners: list[weakref.ref] = []  # modules that got a parameter or a child, which may be a copy with its own
 
     def __enter__(self) -> Init:
         if not self._enabled:
@@ -309,67 +344,55 @@ class Init:
             before = torch.get_default_dtype()
             torch.set_default_dtype(self._dtype)
             self._undo.append(lambda: torch.set_default_dtype(before))
-        for register in (hooks.register_module_parameter_registration_hook, hooks.register_module_buffer_registration_hook):
-            self._undo.append(register(self._registered).remove)
-        recorder = _Recorder(self._record)
+        for register in (hooks.register_module_parameter_registration_hook, hooks.register_module_module_registration_hook):
+            self._undo.append(register(lambda owner, name, new: self._owners.append(weakref.ref(owner))).remove)
+        recorder = _Recorder(self._record, self._min_numel)
         recorder.__enter__()
         self._undo.append(lambda: recorder.__exit__(None, None, None))
         return self
 
-    def _registered(self, module, name, tensor) -> None:
-        if isinstance(tensor, torch.Tensor):
-            self._tensors.append(weakref.ref(tensor))
-
     def __exit__(self, *raised) -> None:
         while self._undo:
             self._undo.pop()()
-        for reference in self._tensors:
-            tensor = reference()
-            if tensor is not None and self._record.knows(tensor):
-                _registered[tensor] = (self._record, tensor._version)
+        owners = {id(owner): owner for reference in self._owners if (owner := reference()) is not None}
+        for parameter in {parameter for owner in owners.values() for parameter in owner.parameters()}:
+            if self._record.knows(parameter):
+                part = self._record.part_of(parameter)
+                _ballast.move_to_meta(parameter)
+                _described[parameter] = (self._record, part, parameter._version)
+        self._record.make_the_rest()
 
 
 def by_name(model: torch.nn.Module) -> Callable[[list[str]], list[torch.Tensor]] | None:
     """What gives the engine the values of parameters on the meta device; None where there are none.
 
     Init() has written down how they are made. Without, as on torch.device("meta"), the module that a parameter belongs to
-    makes them by its reset_parameters(). Buffers are made here.
+    makes them by its reset_parameters(); buffers are made so here.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    for module in model.modules():
+    for path, module in model.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
-                module._buffers[name] = _values_of([buffer], [name], model)[0]
-        for name, value in list(vars(module).items()):
-            if isinstance(value, torch.Tensor) and value.is_meta and value in _registered:
-                setattr(module, name, _values_of([value], [name], model)[0])
+                module._buffers[name] = _reset(model, f"{path}.{name}" if path else name)
     if not any(parameter.is_meta for parameter in parameters.values()):
         return None
-    return lambda names: _values_of([parameters[name] for name in names], names, model)
+    return lambda names: [_value_of(parameters[name], name, model) for name in names]
 
 
-def _values_of(tensors: list[torch.Tensor], names: list[str], model: torch.nn.Module) -> list[torch.Tensor]:
-    values: list = [None] * len(tensors)
-    by_record: dict[int, tuple[_Record, list[int]]] = {}
-    for index, tensor in enumerate(tensors):
-        entry = _registered.get(tensor)
-        if entry is None:
-            values[index] = _reset(model, names[index], tensor)
-            continue
-        record, version = entry
-        if tensor._version != version:
-            raise UseError(
-                f"[zero.Init] a tensor was changed after Init() ended ({names[index]}; change it inside, or inside "
-                "GatheredParameters after ballast.initialize)"
-            )
-        by_record.setdefault(id(record), (record, []))[1].append(index)
-    for record, indices in by_record.values():
-        for index, value in zip(indices, record.values([tensors[index] for index in indices])):
-            values[index] = value
-    return values
+def _value_of(parameter: torch.Tensor, name: str, model: torch.nn.Module) -> torch.Tensor:
+    entry = _described.get(parameter)
+    if entry is None:
+        return _reset(model, name)
+    record, part, version = entry
+    if parameter._version != version:
+        raise UseError(
+            f"[zero.Init] a parameter was changed after Init() ended ({name}; change it inside, or inside "
+            "GatheredParameters after ballast.initialize)"
+        )
+    return record.values([part])[0]
 
 
-def _reset(model: torch.nn.Module, name: str, tensor: torch.Tensor) -> torch.Tensor:
+def _reset(model: torch.nn.Module, name: str) -> torch.Tensor:
     """By the reset_parameters() of the module that has it, on a copy of that module."""
     path, _, own = name.rpartition(".")
     owner = model.get_submodule(path)

@@ -1,5 +1,6 @@
 // The extension module ballast._ballast: the library's classes with the names that it has in C++. What Python programs
 // call, with DeepSpeed's names, stands in python/ballast.
+#include <ATen/ATen.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -45,6 +46,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def(
       "config_from_file", [](const std::string& path) { return Config::from_file(path).to_json().dump(); },
       "Reads and checks a configuration file; the effective configuration as JSON.", py::arg("path"));
+  module.def(
+      "move_to_meta",
+      [](const at::Tensor& tensor) {
+        const at::Tensor described = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
+        tensor.unsafeGetTensorImpl()->shallow_copy_from(described.getIntrusivePtr());
+      },
+      "The tensor keeps its identity, shape and dtype, and gives up its values. For leaves that no graph knows.",
+      py::arg("tensor"));
   bind_world(module);
   bind_engine(module);
 }

@@ -1,0 +1,280 @@
+"""What initialize() takes over: optimizers, groups, schedules, configurations, data; against torch.optim."""
+
+import argparse
+import json
+import warnings
+
+import pytest
+import torch
+from plain import Net, assert_close, loss_of, masters, settings, tokens, train_engine, train_plain
+from ranks import run
+
+import ballast
+
+OPTIMIZERS = {
+    "adam": lambda p: torch.optim.Adam(p, lr=0.02, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.02, weight_decay=0.2),
+    "adam_decoupled": lambda p: torch.optim.Adam(p, lr=0.02, weight_decay=0.2, decoupled_weight_decay=True),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.1, weight_decay=0.01),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
+}
+WINDOWS = [2, 1, 3]
+
+
+def start(model, stage=2, optimizer=None, **options):
+    more = options.pop("more", {})
+    given = {} if optimizer is not None or "optimizer" in more else {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+    return ballast.initialize(
+        model=model, optimizer=optimizer, config=settings(stage, **given, **more), device="cpu", **options
+    )
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("stage", [0, 3])
+def test_an_optimizer_is_taken_over(name, stage):
+    plain, model = Net(), Net()
+    want = train_plain(plain, OPTIMIZERS[name](plain.parameters()), WINDOWS)
+    engine, *_ = start(model, stage, OPTIMIZERS[name](model.parameters()))
+    assert_close(train_engine(engine, WINDOWS), want)
+    engine.destroy()
+    assert_close(dict(model.named_parameters()), want)
+
+
+def make_groups(model):
+    decayed = [p for n, p in model.named_parameters() if p.ndim > 1]
+    rest = [p for n, p in model.named_parameters() if p.ndim <= 1]
+    return torch.optim.AdamW([{"params": decayed}, {"params": rest, "lr": 0.05, "weight_decay": 0.0}], lr=0.01, weight_decay=0.3)
+
+
+def _groups_on_a_rank(rank, stage):
+    engine, optimizer, _, _ = start(model := Net(), stage, make_groups(model))
+    assert engine.get_lr() == [0.01, 0.05]
+    train_engine(engine, WINDOWS[:1], rank)
+    optimizer.param_groups[1]["lr"] = 0.2
+    optimizer.param_groups[0]["lr"] *= 0.5
+    for step in (1, 2):
+        for number in range(WINDOWS[step]):
+            engine.backward(loss_of(engine, tokens(step, number, rank)) / WINDOWS[step])
+        assert engine.step().lr == [0.005, 0.2]
+    return {name: value.clone() for name, value in masters(engine).items()}
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_groups_and_rates_changed_in_param_groups(stage):
+    plain = Net()
+    optimizer = make_groups(plain)
+
+    def change():
+        optimizer.param_groups[1]["lr"] = 0.2
+        optimizer.param_groups[0]["lr"] = 0.005
+
+    want = train_plain(plain, optimizer, WINDOWS, world=2, after=change)
+    for got in run(2, _groups_on_a_rank, stage):
+        assert_close(got, want, 5e-6)
+
+
+def test_states_of_an_optimizer_that_has_run():
+    plain, model = Net(), Net()
+    for name in ("adamw", "momentum"):
+        optimizer, old = OPTIMIZERS[name](plain.parameters()), OPTIMIZERS[name](model.parameters())
+        train_plain(plain, optimizer, [2, 1])
+        train_plain(model, old, [2, 1])
+        engine, *_ = start(model, 3, old)
+        assert_close(train_engine(engine, WINDOWS), train_plain(plain, optimizer, WINDOWS))
+        engine.destroy()
+
+
+@pytest.mark.parametrize("when", ["before", "after", "given", "callable"])
+def test_a_schedule_of_torch(when):
+    def make(optimizer):
+        return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+
+    plain, model = Net(), Net()
+    optimizer = OPTIMIZERS["sgd"](plain.parameters())
+    want = train_plain(plain, optimizer, WINDOWS, after=make(optimizer).step)
+    client = OPTIMIZERS["sgd"](model.parameters())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # "lr_scheduler.step() before optimizer.step()"
+        early = make(client) if when in ("before", "given") else None
+        given = {"given": early, "callable": make}.get(when)
+        engine, optimizer, _, schedule = start(model, 2, client, lr_scheduler=given)
+        late = make(optimizer) if when == "after" else None
+        for step, length in enumerate(WINDOWS):
+            for number in range(length):
+                engine.backward(loss_of(engine, tokens(step, number)) / length)
+            engine.step()
+            if when in ("before", "after"):
+                (early or late).step()
+        assert (schedule is not None) == (when in ("given", "callable"))
+    assert engine.get_lr() == [0.1 / 8]
+    assert_close(masters(engine), want)
+
+
+def test_a_schedule_of_the_configuration_shows_in_param_groups():
+    more = {
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.4, "warmup_num_steps": 4, "warmup_type": "linear"}},
+    }
+    engine, optimizer, _, _ = start(Net(), more=more)
+    for step in range(3):
+        used = engine.get_lr()
+        engine.backward(loss_of(engine, tokens(step, 0)))
+        assert engine.step().lr == used
+    assert optimizer.param_groups[0]["lr"] == engine.get_lr()[0] > used[0]
+
+
+def test_a_schedule_goes_through_a_checkpoint(tmp_path):
+    def make(seed):
+        client = OPTIMIZERS["momentum"]((model := Net(seed)).parameters())
+        return start(model, 2, client, lr_scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 1, gamma=0.5))[0]
+
+    engine = make(0)
+    train_engine(engine, [1, 1])
+    engine.save_checkpoint(tmp_path, client_state={"epoch": 3})
+    other = make(1)
+    folder, state = other.load_checkpoint(tmp_path)
+    assert folder == str(tmp_path / "global_step2") and state == {"epoch": 3}
+    assert other.get_lr() == engine.get_lr() == [0.05 / 4]
+    assert other.global_steps == 2
+    got, want = train_engine(other, WINDOWS), train_engine(engine, WINDOWS)
+    for name in want:
+        assert torch.equal(got[name], want[name]), name
+
+
+def test_model_parameters_as_groups():
+    plain, model = Net(), Net()
+    want = train_plain(plain, make_groups(plain), WINDOWS)
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim > 1]},
+        {"params": [p for p in model.parameters() if p.ndim <= 1], "lr": 0.05, "weight_decay": 0.0},
+    ]
+    more = {"optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.3}}}
+    engine, *_ = start(model, 3, model_parameters=groups, more=more)
+    assert_close(train_engine(engine, WINDOWS), want)
+
+
+def test_an_optimizer_from_a_callable():
+    plain, model = Net(), Net()
+    want = train_plain(plain, OPTIMIZERS["sgd"](plain.parameters()), WINDOWS)
+    engine, *_ = start(model, 1, OPTIMIZERS["sgd"])
+    assert_close(train_engine(engine, WINDOWS), want)
+
+
+def test_configurations_by_path_and_by_arguments(tmp_path):
+    config = settings(3, optimizer={"type": "Adam", "params": {"lr": 0.25}}, train_micro_batch_size_per_gpu=4)
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(config))
+    for given in ({"config": path}, {"config": str(path)}, {"args": argparse.Namespace(deepspeed_config=str(path))}):
+        engine, *_ = ballast.initialize(model=Net(), device="cpu", **given)
+        assert engine.get_lr() == [0.25] and engine.zero_optimization_stage() == 3
+        assert engine.train_batch_size() == 4 and engine.gradient_accumulation_steps() == 1
+
+
+def _loader_on_a_rank(rank):
+    data = torch.utils.data.TensorDataset(torch.arange(24))
+    engine, _, loader, _ = start(Net(), training_data=data, more={"train_micro_batch_size_per_gpu": 3})
+    return sorted(int(x) for (batch,) in loader for x in batch)
+
+
+def test_training_data_is_shared_out():
+    first, second = run(2, _loader_on_a_rank)
+    assert sorted(first + second) == list(range(24))
+
+
+class Odd(torch.optim.Adam):
+    pass
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda m: {"optimizer": torch.optim.Adam(m.parameters(), amsgrad=True)}, ["amsgrad=True", "group 0"]),
+        (lambda m: {"optimizer": torch.optim.RMSprop(m.parameters())}, ["RMSprop", "Adam, AdamW or SGD"]),
+        (lambda m: {"optimizer": Odd(m.parameters())}, ["Odd"]),
+        (lambda m: {"optimizer": torch.optim.SGD([m.embed.weight], lr=1)}, ["blocks.0.weight", "requires_grad_(False)"]),
+        (lambda m: {"optimizer": torch.optim.SGD(Net().parameters(), lr=1)}, ["no parameter of the model"]),
+        (lambda m: {"model_parameters": [m.embed.weight]}, ["model_parameters lacks", "blocks.0.bias"]),
+        (lambda m: {"config": {"zero_optimisation": {}}}, ["zero_optimisation", "zero_optimization"]),
+        (lambda m: {"config": {"x": {1}}}, ["isn't JSON"]),
+        (lambda m: {"config": 3}, ["dict or a path", "int"]),
+        (lambda m: {"config": None}, ["no configuration"]),
+        (
+            lambda m: {"optimizer": torch.optim.SGD(m.parameters(), lr=1), "config": {"optimizer": {"type": "Adam"}}},
+            ["two optimizers"],
+        ),
+    ],
+)
+def test_what_cannot_be_taken_over_is_refused(make, words):
+    model = Net()
+    with pytest.raises(ballast.ConfigError) as error:
+        ballast.initialize(model=model, device="cpu", **{"config": {}, **make(model)})
+    for word in words:
+        assert word in str(error.value)
+    assert isinstance(error.value, ValueError) and isinstance(error.value, ballast.Error)
+
+
+def test_what_changes_after_the_start_is_refused():
+    engine, optimizer, _, _ = start(model := Net(), 2, OPTIMIZERS["adamw"](model.parameters()))
+    engine.backward(loss_of(engine, tokens(0, 0)))
+    optimizer.param_groups[0]["weight_decay"] = 0.5
+    with pytest.raises(ballast.UseError, match="weight_decay"):
+        engine.step()
+    optimizer.param_groups[0]["weight_decay"] = 0.2
+    with pytest.raises(ballast.UseError, match="add_param_group"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+    with pytest.raises(ballast.UseError, match="save_checkpoint"):
+        optimizer.state_dict()
+    with pytest.raises(ballast.UseError, match="closures"):
+        optimizer.step(lambda: None)
+    assert engine.step().applied
+
+
+def test_a_name_that_is_missing_says_what_to_do_instead():
+    engine, *_ = start(Net())
+    with pytest.raises(AttributeError, match="no_sync"):
+        engine.allreduce_gradients()
+    with pytest.raises(AttributeError, match="from_deepspeed"):
+        engine.no_such_thing
+    assert engine.frozen is engine.module.frozen  # the module's own
+
+
+def test_the_engine_reports_what_it_did():
+    config = {"gradient_accumulation_steps": 2, "train_micro_batch_size_per_gpu": 4, "managed_gradient_accumulation": True}
+    engine, *_ = start(Net(), more=config)
+    assert engine.get_global_grad_norm() is None and not engine.was_step_applied()
+    for number in range(3):
+        assert engine.is_gradient_accumulation_boundary() == (number == 1)
+        engine.backward(loss_of(engine, tokens(0, number)))
+        report = engine.step()
+        assert report.applied == engine.was_step_applied() == (number == 1)
+    assert (engine.global_steps, engine.micro_steps, engine.skipped_steps, engine.global_samples) == (1, 3, 0, 8)
+    assert (engine.train_batch_size(), engine.train_micro_batch_size_per_gpu(), engine.gradient_accumulation_steps()) == (8, 4, 2)
+    assert report.reason == "mid-window"
+    with pytest.raises(ballast.UseError):
+        engine.backward(torch.ones(()))
+    engine.destroy()
+    with pytest.raises(ballast.UseError, match="has ended"):
+        engine.step()
+
+
+def _save_whole(rank, folder):
+    engine, *_ = start(model := Net(), 3, OPTIMIZERS["adamw"](model.parameters()), more={"bf16": {"enabled": True}})
+    train_engine(engine, [1], rank)
+    engine.save_16bit_model(folder)
+    engine.save_16bit_model(folder, "model.safetensors")
+    return {name: value.bfloat16() for name, value in masters(engine).items()}
+
+
+def test_save_16bit_model(tmp_path):
+    want = run(2, _save_whole, str(tmp_path))[0]
+    want["head.weight"] = want["embed.weight"]
+    got = torch.load(tmp_path / "pytorch_model.bin")
+    assert got.keys() == want.keys()
+    for name in want:
+        assert torch.equal(got[name], want[name].reshape(got[name].shape)), name
+    assert got["head.weight"].data_ptr() == got["embed.weight"].data_ptr()
+    Net().bfloat16().load_state_dict(got)
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    for name, value in load_file(tmp_path / "model.safetensors").items():
+        assert torch.equal(value, want[name]), name
