@@ -53,11 +53,17 @@ def _groups_of(parameters: Iterable, settings: dict, names: dict[torch.Tensor, s
         )
     described = [group for group in described if group["patterns"]]
     if len(described) > 1 or len(described[0]) > 1:
-        if settings.get("params", {}).get("groups"):
+        params = settings.get("params", {})
+        if params.get("groups"):
             raise ConfigError(
                 "[engine.initialize] parameter groups twice (in model_parameters and in optimizer.params.groups; give one)"
             )
-        settings = {**settings, "params": {**settings.get("params", {}), "groups": described}}
+        # The first group is the engine's own, so that param_groups are those given; the others keep the configured values.
+        first = {key: value for key, value in described[0].items() if key != "patterns"}
+        effective = json.loads(_ballast.effective_config(json.dumps({"optimizer": settings})))["optimizer"]["params"]
+        kept = {key: effective[key] for key in first if key in effective}
+        groups = [{**kept, **group} for group in described[1:]]
+        settings = {**settings, "params": {**params, **first, **({"groups": groups} if groups else {})}}
     return settings
 
 
