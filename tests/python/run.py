@@ -3,10 +3,15 @@
 import importlib.util
 import sys
 
-if importlib.util.find_spec("pytest") is None:
-    print("skipped: no pytest for this Python (./dev test installs it into build/python)")
-    sys.exit(77)
 
-import pytest
+def main():
+    if importlib.util.find_spec("pytest") is None:
+        print("skipped: no pytest for this Python (./dev test installs it into build/python)")
+        return 77
+    import pytest
 
-sys.exit(pytest.main(["-q", "-x", "--durations=5", "-p", "no:cacheprovider", *sys.argv[1:]]))
+    return pytest.main(["-q", "-x", "--durations=5", "-p", "no:cacheprovider", *sys.argv[1:]])
+
+
+if __name__ == "__main__":  # ranks are processes that read this file too
+    sys.exit(main())

@@ -303,8 +303,9 @@ class Trial:
     def settings(self, steps=1, **changes):
         return settings(self.cell, self.swap, steps, **changes)
 
-    def start(self, model, steps=1, config=None, **changes):
-        session = Session(self, model, config or self.settings(steps, **changes))
+    def start(self, model, steps=1, config=None, given=None, **changes):
+        """given: further arguments of ballast.initialize."""
+        session = Session(self, model, config or self.settings(steps, **changes), given or {})
         self.sessions.append(session)
         return session
 
@@ -317,9 +318,11 @@ class Trial:
 class Session:
     """One engine under test."""
 
-    def __init__(self, trial, model, config):
+    def __init__(self, trial, model, config, given):
         self.trial, self.model = trial, model
-        self.engine, self.optimizer, _, _ = ballast.initialize(model=model, config=config, device="cpu")
+        if "optimizer" in given:
+            config = {key: value for key, value in config.items() if key != "optimizer"}
+        self.engine, self.optimizer, _, _ = ballast.initialize(model=model, config=config, device="cpu", **given)
         self.managed = config.get("managed_gradient_accumulation", True)
 
     def backward(self, *inputs, **options):

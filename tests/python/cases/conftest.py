@@ -1,5 +1,9 @@
 """Starts the selected cases in their order, several at a time; each test then waits for its own."""
 
+import pathlib
+import sys
+
+sys.path[:0] = [str(folder) for folder in pathlib.Path(__file__).resolve().parents[:2]]
 import support
 
 
