@@ -1,13 +1,19 @@
 """Ranks as processes: run(n, function, *arguments) calls function(rank, *arguments) on each of n and returns what they
-return, by rank. function must be importable. The processes stay for the next call; run_fresh() takes new ones, which end
-with it. The first failure ends the ranks that it was among and comes back with the tracebacks of all that had one."""
+return, by rank. function must be importable. The processes stay for the next call; what runs in one life never runs in
+the processes of another. The first failure ends the ranks that it was among and comes back with the tracebacks of all
+that had one, and with what they wrote to standard error."""
 
 import atexit
+
+import gc
 import importlib
 import multiprocessing
 import multiprocessing.connection
 import os
+import pathlib
+import shutil
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -18,13 +24,15 @@ TIMEOUT = 120  # seconds that one function may take
 _GRACE = 5  # seconds for the others to tell what they saw, once a rank has failed
 
 _lock = threading.Lock()  # guards what follows: tests may run side by side
-_idle = {}  # size -> pools that wait for a call
+_idle = {}  # (size, life) -> pools that wait for a call
 _store = None  # one server for all ranks of all calls
 _groups = 0
 
 
-def _work(rank, size, port, group, pipe, path):
+def _work(rank, size, port, group, pipe, path, log):
+    gc.freeze()  # what was loaded before the fork stays; looking through it would copy it
     sys.path[:] = path
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     import torch
 
     torch.set_num_threads(1)
@@ -60,9 +68,10 @@ class _Pool:
             group = f"group {_groups}"
         context = _context()
         self.pipes, self.processes = [], []
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="ballast-ranks-"))
         for rank in range(size):
             mine, theirs = context.Pipe()
-            arguments = (rank, size, _store.port, group, theirs, list(sys.path))
+            arguments = (rank, size, _store.port, group, theirs, list(sys.path), str(self.folder / f"rank {rank}"))
             process = context.Process(target=_work, args=arguments, daemon=True)
             process.start()
             theirs.close()
@@ -92,7 +101,8 @@ class _Pool:
                 failures.append(f"no answer in time from ranks {sorted(waiting.values())}")
                 break
         if failures:
-            raise AssertionError("\n\n".join(failures))
+            logs = [f"{log.name} wrote:\n{log.read_text()}" for log in sorted(self.folder.iterdir())]
+            raise AssertionError("\n\n".join(failures + logs))
         return [results[rank] for rank in range(len(self.pipes))]
 
     def end(self):
@@ -100,11 +110,12 @@ class _Pool:
             process.kill()
         for process in self.processes:
             process.join()
+        shutil.rmtree(self.folder)
 
 
-def run(size, function, *arguments):
+def run(size, function, *arguments, life=0):
     with _lock:
-        idle = _idle.setdefault(size, [])
+        idle = _idle.setdefault((size, life), [])
         pool = idle.pop() if idle else None
     pool = pool or _Pool(size)
     try:
@@ -115,14 +126,6 @@ def run(size, function, *arguments):
     with _lock:
         idle.append(pool)
     return result
-
-
-def run_fresh(size, function, *arguments):
-    pool = _Pool(size)
-    try:
-        return pool.run(function, arguments)
-    finally:
-        pool.end()
 
 
 @atexit.register

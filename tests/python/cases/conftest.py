@@ -4,7 +4,7 @@ import pathlib
 import sys
 
 sys.path[:0] = [str(folder) for folder in pathlib.Path(__file__).resolve().parents[:2]]
-import support
+import case
 
 
 def pytest_collection_finish(session):
@@ -17,4 +17,4 @@ def pytest_collection_finish(session):
 
 
 def pytest_sessionfinish():
-    support.forget_started()
+    case.forget_started()

@@ -3,14 +3,17 @@
 import math
 
 import torch
-from support import Zoo, case, expect_equal, expect_near, expect_reason, expect_same, lin
+from case import case
+from expect import expect_equal, expect_near, expect_reason, expect_same
+from models import Zoo, lin
 
 ALL = ("fp32", "bf16", "fp16")
 
 
 @case(dtypes=ALL)
 def test_case_10(trial):
-    """transformers#22143, gpt-neox#308: samples were counted by micro-batch, and a run stopped inside a window lost count."""
+    """transformers#22143, gpt-neox#308: samples were counted by micro-batch, and a run stopped inside a window lost
+    count."""
     session = trial.start(lin(4), steps=2)
     two = trial.shared(2)
     session.window(two, two)

@@ -9,7 +9,9 @@ import tempfile
 
 import torch
 import torch.distributed as dist
-from support import ScalarAdam, bit_equal, case, error_of, expect_equal, expect_near, expect_reason, expect_same, lin
+from case import case
+from expect import ScalarAdam, bit_equal, error_of, expect_equal, expect_near, expect_reason, expect_same
+from models import lin
 
 import ballast
 
@@ -35,8 +37,8 @@ def log_lines():
 
 @case(lives=2, dtypes=ALL, managed=(True,))
 def test_case_10_load(trial):
-    """transformers#22143, gpt-neox#308: a window that was pending at the save was applied half after the load, or its samples
-    were counted twice."""
+    """transformers#22143, gpt-neox#308: a window that was pending at the save was applied half after the load, or its
+    samples were counted twice."""
     two = trial.shared(2)
     if trial.life == 0:
         session = trial.start(lin(4), steps=2)
@@ -136,7 +138,8 @@ def test_case_47(trial):
 
 @case(dtypes=ALL)
 def test_case_27(trial):
-    """DeepSpeed#762, #1322, #4141: weights that were loaded alone were overwritten by the old masters in the next step."""
+    """DeepSpeed#762, #1322, #4141: weights that were loaded alone were overwritten by the old masters in the next
+    step."""
     trial.start(lin(4, start=5)).engine.save_checkpoint(trial.save)
     for options in ({"load_optimizer_states": False}, {"load_module_only": True}):
         session = trial.start(lin(4, start=0.9))
@@ -148,8 +151,8 @@ def test_case_27(trial):
 
 @case(world=3, lives=2, dtypes=ALL)
 def test_case_28_load(trial):
-    """DeepSpeed#3090, #2413, #3407: frozen weights came back rounded, flat, or not at all, tied names apart; the exported file
-    had other shapes."""
+    """DeepSpeed#3090, #2413, #3407: frozen weights came back rounded, flat, or not at all, tied names apart; the
+    exported file had other shapes."""
     shapes = {f"unit{i // 2}.p{i}": (2 * i + 1, 3) for i in range(6)}
     frozen = list(shapes)[1::2]
     start = {name: 1 / 3 + (0.1, 9)[trial.life] * i for i, name in enumerate(shapes)}
@@ -198,7 +201,8 @@ def test_case_29(trial):
 
 @case()
 def test_case_38(trial):
-    """torchtitan#1311, DeepSpeed#801: what couldn't be loaded was passed over in silence, or one rank waited for the others."""
+    """torchtitan#1311, DeepSpeed#801: what couldn't be loaded was passed over in silence, or one rank waited for the
+    others."""
     session = trial.start(lin(4, start=1))
     engine, folder = session.engine, trial.save
 
@@ -206,7 +210,7 @@ def test_case_38(trial):
         error = error_of(ballast.IoError, call)
         for part in parts:
             assert part in error, f"no {part!r} in: {error}"
-        session._see(parts[0], error)  # equal on all ranks
+        trial.see(parts[0], error)  # equal on all ranks
         session.expect_value(1, tolerance=0)
 
     expect_error(["latest", folder], lambda: engine.load_checkpoint(folder))

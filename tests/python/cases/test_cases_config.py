@@ -3,7 +3,10 @@
 import math
 
 import pytest
-from support import case, cells, error_of, expect_equal, lin, settings
+from case import case
+from cells import cells, settings
+from expect import error_of, expect_equal
+from models import lin
 
 import ballast
 

@@ -7,7 +7,9 @@ import resource
 import pytest
 import torch
 import torch.distributed as dist
-from support import Zoo, bit_equal, case, error_of, expect_equal, lin
+from case import case
+from expect import bit_equal, error_of, expect_equal
+from models import Zoo, lin
 
 import ballast
 
@@ -51,8 +53,8 @@ def test_case_23_tiny(trial):
 
 
 def _train_and_spoil(trial, file, spoil, signs):
-    """Rank 0's file is spoilt between two steps: no later step may use it, and every rank must end with an error; rank 0's
-    names the file and one of the signs."""
+    """Rank 0's file is spoilt between two steps: no later step may use it, and every rank must end with an error; rank
+    0's names the file and one of the signs."""
     session = trial.start(Zoo(), zero_optimization=Zoo.LEAF, comm_timeout_seconds=5)
 
     def train(step):
@@ -91,7 +93,9 @@ def _fill_with_zeros(path):
 @case(placements=ON_DISK)
 def test_case_35(trial):
     """DeepSpeed#1627: a swap file that was cut off between two steps."""
-    _train_and_spoil(trial, "optimizer.swap", _truncate, ["ends too early", "checksum"])  # a write behind the step may follow
+    _train_and_spoil(
+        trial, "optimizer.swap", _truncate, ["ends too early", "checksum"]
+    )  # a write behind the step may follow
 
 
 @case(placements=ON_DISK)
@@ -135,7 +139,8 @@ def _start_error(trial, **zero):
 
 @case(**ALL_ON_DISK)
 def test_case_36(trial):
-    """DeepSpeed#3506, #3062: a parameter larger than the swap buffer, or a path that is none, failed in the midst of a run."""
+    """DeepSpeed#3506, #3062: a parameter larger than the swap buffer, or a path that is none, failed in the midst of a
+    run."""
     small = _start_error(trial, offload_param={"max_in_cpu": 0, "buffer_size": 99_999})
     assert "unit a: 100032 elements" in small and "buffer_size = 99999" in small, small
     expect_equal(_start_error(trial, offload_param={"max_in_cpu": 0, "buffer_size": 100_032}), "")
@@ -163,7 +168,7 @@ def _resident():
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
-@case(placements=ON_DISK, dtypes=("fp32", "bf16"))
+@case(world=1, placements=ON_DISK, dtypes=("fp32", "bf16"))
 def test_case_37(trial):
     """DeepSpeed#8075, #5700, #6630: descriptors and memory grew with every step."""
     session = trial.start(Zoo(), zero_optimization=Zoo.LEAF)
@@ -179,8 +184,8 @@ def test_case_37(trial):
 
 @case(placements=("host", "nvme", "allhost", "allnvme"))
 def test_case_37_pinned(trial):
-    """DeepSpeed#6630: pinned memory was a multiple of what it held. Without an accelerator nothing is pinned, and what the host
-    holds is what is stored there and at most a tenth more."""
+    """DeepSpeed#6630: pinned memory was a multiple of what it held. Without an accelerator nothing is pinned, and what
+    the host holds is what is stored there and at most a tenth more."""
     elements = 400_000
     for pin in (False, True):
         zero = {"offload_optimizer": {"pin_memory": pin}, "sub_group_size": 20_000}

@@ -1,9 +1,12 @@
-"""Non-finite gradients, the loss scale and clipping: what is skipped, what is scaled, and what of it anyone may notice."""
+"""Non-finite gradients, the loss scale and clipping: what is skipped, what is scaled, and what of it anyone may
+notice."""
 
 import math
 
 import torch
-from support import ScalarAdam, case, expect_equal, expect_near, expect_reason, expect_same, lin
+from case import case
+from expect import ScalarAdam, expect_equal, expect_near, expect_reason, expect_same
+from models import lin
 
 ALL = ("fp32", "bf16", "fp16")
 
@@ -97,7 +100,8 @@ def test_case_17_growth(trial):
 
 @case(dtypes=("fp16",))
 def test_case_18(trial):
-    """DeepSpeed#1599, #3008, #3553: the scale fell at the first overflow, never recovered, or fell once a micro-batch."""
+    """DeepSpeed#1599, #3008, #3553: the scale fell at the first overflow, never recovered, or fell once a
+    micro-batch."""
     overflows = (0, 0, 0, 1, 1, 0, 1, 0, 0, 0, 1)
     plain = (1024, 1024, 2048, 2048, 1024, 1024, 512, 512, 512, 1024, 1024)
     consecutive = (1024, 1024, 2048, 2048, 1024, 1024, 1024, 1024, 1024, 2048, 2048)

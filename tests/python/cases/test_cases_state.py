@@ -4,7 +4,9 @@ import ctypes
 import weakref
 
 import torch
-from support import ScalarAdam, bit_equal, case, expect_all, expect_equal, expect_near, expect_reason, lin
+from case import case
+from expect import ScalarAdam, bit_equal, expect_all, expect_equal, expect_near, expect_reason
+from models import lin
 
 import ballast
 
@@ -63,7 +65,8 @@ def _every_shape(trial):
 
 @case(world=1, dtypes=ALL)
 def test_case_21_one_rank(trial):
-    """DeepSpeed#8280, #8297, pytorch#144045: empty, zero-dimensional and tiny parameters crashed or changed their shapes."""
+    """DeepSpeed#8280, #8297, pytorch#144045: empty, zero-dimensional and tiny parameters crashed or changed their
+    shapes."""
     _every_shape(trial)
 
 
@@ -75,7 +78,8 @@ def test_case_21_four_ranks(trial):
 
 @case()
 def test_case_22(trial):
-    """DeepSpeed#482, #503, #735: Adam's decay was the wrong one, and vector code spoilt what was no multiple of its width."""
+    """DeepSpeed#482, #503, #735: Adam's decay was the wrong one, and vector code spoilt what was no multiple of its
+    width."""
     lengths = [*range(1, 68), 255, 256, 257, 1023, 1024, 1025]
     for kind, values in (
         (torch.optim.Adam, (0.9, 0.8000473, 0.7001746)),
@@ -89,14 +93,15 @@ def test_case_22(trial):
             session.window({name: 0.5 for name in shapes})
             first = session.value("p1")
             expect_all(first, value, 5e-7, "p1")
-            for name in shapes:
-                full = session.value(name)
-                assert bit_equal(full, first.expand_as(full).contiguous()), name
+        for name in shapes:
+            full = session.value(name)
+            assert bit_equal(full, first.expand_as(full).contiguous()), name
 
 
 @case(dtypes=ALL)
 def test_case_24(trial):
-    """DeepSpeed#7050, #7906: interleaved groups got each other's learning rate, decay or, behind a trip to the host, state."""
+    """DeepSpeed#7050, #7906: interleaved groups got each other's learning rate, decay or, behind a trip to the host,
+    state."""
     model = lin({"a": (3,), "b": (5,), "c": (7,), "d": (2,)}, start=1)
     groups = [{"params": [model.a, model.c]}, {"params": [model.b, model.d], "lr": 0.01, "weight_decay": 0.5}]
     given = {"optimizer": torch.optim.AdamW(groups, lr=0.1, eps=1.0, weight_decay=0.0)}
@@ -128,7 +133,8 @@ def test_case_25(trial):
 
 @case(dtypes=ALL)
 def test_case_27_written(trial):
-    """DeepSpeed#762, #1322, #4141: weights written from outside were overwritten by the old masters in the next step."""
+    """DeepSpeed#762, #1322, #4141: weights written from outside were overwritten by the old masters in the next
+    step."""
     for by_context in (False, True):
         session = trial.start(lin(4, start=0.9))
         p = session.model.p
@@ -197,7 +203,10 @@ def test_case_30(trial):
 
 
 class _Mallinfo(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()]
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    ]
 
 
 def _heap():
@@ -211,15 +220,15 @@ def _heap():
 @case(world=1)
 def test_case_30_memory(trial):
     """DeepSpeed#4858, #896, #5674: memory of destroyed engines stayed."""
-    model = lin(2_000_000)
+    model = lin(1_000_000)
     after = []
-    for _ in range(5):
-        session = trial.start(model, zero_optimization={"sub_group_size": 400_000})
+    for _ in range(4):
+        session = trial.start(model, zero_optimization={"sub_group_size": 200_000})
         session.window(1)
         trial.finish()
         del session
         after.append(_heap())
-    assert after[4] <= 1.01 * after[1], after
+    assert after[3] <= 1.01 * after[1], after
     trial.start(lin(1))  # for the ranks to compare
 
 
