@@ -4,7 +4,6 @@ the processes of another. The first failure ends the ranks that it was among and
 that had one, and with what they wrote to standard error."""
 
 import atexit
-
 import gc
 import importlib
 import multiprocessing

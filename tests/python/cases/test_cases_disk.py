@@ -55,7 +55,7 @@ def test_case_23_tiny(trial):
 def _train_and_spoil(trial, file, spoil, signs):
     """Rank 0's file is spoilt between two steps: no later step may use it, and every rank must end with an error; rank
     0's names the file and one of the signs."""
-    session = trial.start(Zoo(), zero_optimization=Zoo.LEAF, comm_timeout_seconds=5)
+    session = trial.start(Zoo(), zero_optimization=Zoo.LEAF, comm_timeout_seconds=20)
 
     def train(step):
         session.backward(step, 0, trial.rank)
