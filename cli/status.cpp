@@ -2,22 +2,15 @@
 
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <numbers>
 
 #include "ballast/base/bytes.h"
 #include "ballast/monitor/progress.h"
+#include "cli/print.h"
 
 namespace ballast::cli {
 namespace {
-
-template <class... Values>
-std::string print(const char* format, Values... values) {
-  std::array<char, 256> text{};
-  std::snprintf(text.data(), text.size(), format, values...);
-  return text.data();
-}
 
 double bits_of(double nats) { return nats / std::numbers::ln2; }
 

@@ -2,20 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 
 #include "ballast/base/bytes.h"
+#include "cli/print.h"
 #include "cli/status.h"
 
 namespace ballast::cli {
 namespace {
-
-template <class... Values>
-std::string print(const char* format, Values... values) {
-  std::array<char, 256> text{};
-  std::snprintf(text.data(), text.size(), format, values...);
-  return text.data();
-}
 
 std::string place_of(OffloadDevice device, const std::string& nvme_path) {
   switch (device) {

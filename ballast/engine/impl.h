@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <set>
 #include <vector>
@@ -102,6 +103,8 @@ struct Engine::Impl {
   void produce(const SavePlan& plan, bool with_gradients, const SaveJob::Sink& sink);
   void write_now(const SavePlan& plan, bool with_gradients, SaveJob& job);
   void start_save(const SavePlan& plan, bool with_gradients, std::unique_ptr<SaveJob>& job);
+  /// Runs a step of a save. What fails on all ranks alike leaves nothing in the folder; a lost rank ends the engine.
+  void or_clean_up(const SaveJob& job, const std::function<void()>& step);
   /// Collective while a save is under way: is it over on all ranks? Throws its error, once, on all of them.
   bool poll_save();
   void finish_save();  // waits for that

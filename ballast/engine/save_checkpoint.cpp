@@ -221,16 +221,23 @@ void Engine::Impl::save(const std::filesystem::path& folder, const std::string& 
                                                     options.keep_last, std::min(timeout, world.timeout())});
     job->begin();
   });
-  try {
+  SaveJob& begun = *job;
+  or_clean_up(begun, [&] {
     if (options.asynchronous)
       start_save(plan, with_gradients, job);
     else
-      write_now(plan, with_gradients, *job);
+      write_now(plan, with_gradients, begun);
+  });
+}
+
+void Engine::Impl::or_clean_up(const SaveJob& job, const std::function<void()>& step) {
+  try {
+    step();
   } catch (const CommError&) {
     end_with(std::current_exception());
     throw;
   } catch (...) {
-    job->clean_up();
+    job.clean_up();
     throw;
   }
 }
@@ -277,15 +284,7 @@ bool Engine::Impl::poll_save() {
   if (!failed && !done) return false;
   const std::unique_ptr<SaveJob> job = std::move(saving);
   if (failed) job->abandon();
-  try {
-    together(*rounds, [&] { job->settle(); });
-  } catch (const CommError&) {
-    end_with(std::current_exception());
-    throw;
-  } catch (...) {
-    job->clean_up();
-    throw;
-  }
+  or_clean_up(*job, [&] { together(*rounds, [&] { job->settle(); }); });
   return true;
 }
 
