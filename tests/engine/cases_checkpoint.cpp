@@ -106,27 +106,21 @@ void schedule_behind_skipped_steps(Trial& trial) {
 
 // DeepSpeed#8280, #8297, pytorch#144045: empty and zero-dimensional parameters broke the files or came back flat.
 void every_shape(Trial& trial) {
-  const std::vector<std::vector<std::int64_t>> shapes{{0}, {0, 8}, {1}, {}, {7}, {3, 5}};
-  for (const char* unit : {"", ".p"}) {  // all in one unit, each in its own
-    std::vector<Named> parameters;
-    Pull all;
-    for (std::size_t i = 0; i < shapes.size(); ++i) {
-      parameters.push_back({"p" + std::to_string(i) + unit, shapes[i]});
-      all.emplace_back(parameters.back().name, trial.shared(1));
-    }
-    Session* session = &trial.start(lin(parameters));
-    session->window({all});
+  for (const char* unit : {"", ".p"}) {
+    EveryShape shapes(trial, unit);
+    Session* session = &trial.start(lin(shapes.parameters));
+    session->window({shapes.all});
     session->engine().save_checkpoint(trial.folder(), std::string("shapes") + unit);
-    for (Named& named : parameters) named.start = 3;
-    auto model = lin(parameters);
+    for (Named& named : shapes.parameters) named.start = 3;
+    auto model = lin(shapes.parameters);
     session = &reborn(trial, model);
     for (const double value : {-.05, -.10}) {
-      for (std::size_t i = 0; i < shapes.size(); ++i) {
-        EXPECT_EQ(model->parameter(parameters[i].name).sizes(), at::IntArrayRef(shapes[i]));
-        session->expect_value(parameters[i].name, value);
-        session->expect_state(parameters[i].name, "step", std::round(value / -.05));
+      for (const Named& named : shapes.parameters) {
+        EXPECT_EQ(model->parameter(named.name).sizes(), at::IntArrayRef(named.shape));
+        session->expect_value(named.name, value);
+        session->expect_state(named.name, "step", std::round(value / -.05));
       }
-      EXPECT_NEAR(session->window({all}).grad_norm, 4.898979, 1e-6);
+      EXPECT_NEAR(session->window({shapes.all}).grad_norm, EveryShape::kNorm, 1e-6);
     }
   }
 }

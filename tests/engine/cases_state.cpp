@@ -33,22 +33,16 @@ void tied_table_used_twice(Trial& trial) {
 
 // DeepSpeed#8280, #8297, pytorch#144045: empty, zero-dimensional and tiny parameters crashed or changed their shapes.
 void every_shape(Trial& trial) {
-  const std::vector<std::vector<std::int64_t>> shapes{{0}, {0, 8}, {1}, {}, {7}, {3, 5}};
-  for (const char* unit : {"", ".p"}) {  // all in one unit, each in its own
-    std::vector<Named> parameters;
-    Pull all;
-    for (std::size_t i = 0; i < shapes.size(); ++i) {
-      parameters.push_back({"p" + std::to_string(i) + unit, shapes[i]});
-      all.emplace_back(parameters.back().name, trial.shared(1));
-    }
-    auto model = lin(parameters);
+  for (const char* unit : {"", ".p"}) {
+    const EveryShape shapes(trial, unit);
+    auto model = lin(shapes.parameters);
     Session& session = trial.start(model);
     for (const double value : {-.05, -.10, -.15}) {
-      EXPECT_NEAR(session.window({all}).grad_norm, 4.898979, kTol);
-      for (std::size_t i = 0; i < shapes.size(); ++i) {
-        EXPECT_EQ(model->parameter(parameters[i].name).sizes(), at::IntArrayRef(shapes[i]));
-        EXPECT_EQ(session.engine().full_parameter(parameters[i].name).sizes(), at::IntArrayRef(shapes[i]));
-        session.expect_value(parameters[i].name, value);
+      EXPECT_NEAR(session.window({shapes.all}).grad_norm, EveryShape::kNorm, kTol);
+      for (const Named& named : shapes.parameters) {
+        EXPECT_EQ(model->parameter(named.name).sizes(), at::IntArrayRef(named.shape));
+        EXPECT_EQ(session.engine().full_parameter(named.name).sizes(), at::IntArrayRef(named.shape));
+        session.expect_value(named.name, value);
       }
     }
   }

@@ -44,20 +44,30 @@ void window(Engine& engine, torch::nn::LinearImpl& net) {
   engine.step();
 }
 
+/// This rank, with an engine.
+struct Rank {
+  Rank() : world(make_world()), model(net()), engine(model, Config::from_json(settings()), world) {}
+  static World make_world() {
+    at::set_num_threads(1);
+    WorldOptions options;
+    options.device = "cpu";
+    return World::from_env(options);
+  }
+  const World world;
+  const std::shared_ptr<torch::nn::LinearImpl> model;
+  Engine engine;
+};
+
 const testing::Scenario dying("dying in a save", [] {
-  at::set_num_threads(1);
-  WorldOptions options;
-  options.device = "cpu";
-  const World world = World::from_env(options);
-  const auto model = net();
-  Engine engine(model, Config::from_json(settings()), world);
+  Rank rank;
+  Engine& engine = rank.engine;
   const fs::path folder = variable("FOLDER");
-  window(engine, *model);
+  window(engine, *rank.model);
   engine.save_checkpoint(folder);
-  window(engine, *model);
+  window(engine, *rank.model);
 
   std::atomic<int> left = std::stoi(variable("CALL"));
-  const bool dies = world.rank() == std::stoi(variable("VICTIM"));
+  const bool dies = rank.world.rank() == std::stoi(variable("VICTIM"));
   const testing::FileFaults faults([&](testing::FileOp, const fs::path&) -> testing::FileFault {
     if (dies && --left == 0) raise(SIGKILL);
     return {};
@@ -65,18 +75,14 @@ const testing::Scenario dying("dying in a save", [] {
   SaveOptions save;
   save.asynchronous = variable("ASYNCHRONOUS") == "1";
   engine.save_checkpoint(folder, "", save);
-  for (int i = 0; i < 20; ++i) window(engine, *model);
+  for (int i = 0; i < 20; ++i) window(engine, *rank.model);
   engine.synchronize();  // an asynchronous save dies here at the latest
   return 0;
 });
 
 const testing::Scenario loading("loading what is left", [] {
-  at::set_num_threads(1);
-  WorldOptions options;
-  options.device = "cpu";
-  const World world = World::from_env(options);
-  const auto model = net();
-  Engine engine(model, Config::from_json(settings()), world);
+  Rank rank;
+  Engine& engine = rank.engine;
   const LoadReport report = engine.load_checkpoint(variable("FOLDER"));
   const std::int64_t steps = engine.counters().applied_steps;
   const bool fits = report.tag == "global_step" + std::to_string(steps) && (steps == 1 || steps == 2);

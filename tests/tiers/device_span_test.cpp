@@ -91,12 +91,3 @@ TEST(DeviceSpan, WithTheRecorderOffThereIsNoEvent) {
 
 }  // namespace
 }  // namespace ballast::tiers
-
-int main(int argc, char** argv) {
-  testing::InitGoogleTest(&argc, argv);
-  if (!at::hasCUDA() || at::getNumGPUs() == 0) {
-    std::printf("skip: no CUDA device\n");
-    return 77;
-  }
-  return RUN_ALL_TESTS();
-}

@@ -2,8 +2,6 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <cstdio>
-
 #include "ballast/tiers/host_arena.h"
 
 namespace ballast::tiers {
@@ -38,12 +36,3 @@ TEST(Pin, WithoutPinMemoryNothingIs) {
 
 }  // namespace
 }  // namespace ballast::tiers
-
-int main(int argc, char** argv) {
-  testing::InitGoogleTest(&argc, argv);
-  if (!at::hasCUDA() || at::getNumGPUs() == 0) {
-    std::printf("skip: no CUDA device\n");
-    return 77;
-  }
-  return RUN_ALL_TESTS();
-}

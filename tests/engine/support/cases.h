@@ -26,6 +26,21 @@ struct Case {
   std::vector<Placement> placements = kEveryPlacement;
 };
 
+/// Parameters that are empty, zero-dimensional and tiny, each with a gradient of 1 in `all`, whose norm is kNorm. unit:
+/// "": all in one unit; ".p": each in its own.
+struct EveryShape {
+  static constexpr double kNorm = 4.898979;  // of 24 elements
+  EveryShape(Trial& trial, const std::string& unit) {
+    for (const std::vector<std::int64_t>& shape :
+         std::vector<std::vector<std::int64_t>>{{0}, {0, 8}, {1}, {}, {7}, {3, 5}}) {
+      parameters.push_back({"p" + std::to_string(parameters.size()) + unit, shape});
+      all.emplace_back(parameters.back().name, trial.shared(1));
+    }
+  }
+  std::vector<Named> parameters;
+  Pull all;
+};
+
 /// The table, by file.
 std::vector<Case> window_cases();      // what a window sums
 std::vector<Case> call_cases();        // orders of calls
