@@ -102,16 +102,24 @@ def test_case_22(trial):
 def test_case_24(trial):
     """DeepSpeed#7050, #7906: interleaved groups got each other's learning rate, decay or, behind a trip to the host,
     state."""
-    model = lin({"a": (3,), "b": (5,), "c": (7,), "d": (2,)}, start=1)
-    groups = [{"params": [model.a, model.c]}, {"params": [model.b, model.d], "lr": 0.01, "weight_decay": 0.5}]
-    given = {"optimizer": torch.optim.AdamW(groups, lr=0.1, eps=1.0, weight_decay=0.0)}
-    session = trial.start(model, given=given)
-    for plain, decayed in ((0.95, 0.99), (0.90, 0.98005)):
-        session.window({name: trial.shared(1) for name in "abcd"})
-        for name, value in zip("abcd", (plain, decayed, plain, decayed)):
-            session.expect_value(value, name)
-        session.engine.offload_states()
-        session.engine.reload_states()
+    for way in ("torch's", "configured", "configured, the other first"):
+        model = lin({"a": (3,), "b": (5,), "c": (7,), "d": (2,)}, start=1)
+        groups = [{"params": [model.a, model.c]}, {"params": [model.b, model.d], "lr": 0.01, "weight_decay": 0.5}]
+        rates = [0.1, 0.01]
+        if way == "configured, the other first":
+            groups.reverse()
+            rates.reverse()
+        given = {"model_parameters": groups}
+        if way == "torch's":
+            given = {"optimizer": torch.optim.AdamW(groups, lr=0.1, eps=1.0, weight_decay=0.0)}
+        session = trial.start(model, given=given, optimizer={"type": "AdamW"})
+        expect_equal(session.engine.get_lr(), rates, way)
+        for plain, decayed in ((0.95, 0.99), (0.90, 0.98005)):
+            session.window({name: trial.shared(1) for name in "abcd"})
+            for name, value in zip("abcd", (plain, decayed, plain, decayed)):
+                session.expect_value(value, name)
+            session.engine.offload_states()
+            session.engine.reload_states()
 
 
 @case(dtypes=ALL)
