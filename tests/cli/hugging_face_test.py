@@ -95,10 +95,10 @@ class Exchange(unittest.TestCase):
         (self.folder / name).write_text(json.dumps(run))
         return name
 
-    def trained(self, model, **engine):
+    def trained(self, model, to="own", **engine):
         """A checkpoint of ballast's own model, a few steps from random weights."""
-        self.ballast("train", "--config", self.run_file("own.json", model, **engine), "--save", "own")
-        return "own"
+        self.ballast("train", "--config", self.run_file("own.json", model, **engine), "--save", to)
+        return to
 
     # transformers -> ballast
     def test_reads_what_transformers_writes(self):
@@ -156,7 +156,7 @@ class Exchange(unittest.TestCase):
         for name, model in {"gpt2": OWN_GPT2, "gpt2-untied": {**OWN_GPT2, "tied_head": False, "mlp_width": 40},
                             "llama": OWN_LLAMA, "llama-tied": {**OWN_LLAMA, "tied_head": True, "bias": True}}.items():
             with self.subTest(name):
-                saved = self.trained(model, zero_optimization={"stage": 2, "offload_optimizer": {"device": "cpu"}})
+                saved = self.trained(model, name + "-saved", zero_optimization={"stage": 2, "offload_optimizer": {"device": "cpu"}})
                 self.ballast("checkpoint", "export", saved, "--to", name)
                 self.assertEqual(sorted(file.name for file in (self.folder / name).iterdir()),
                                  ["config.json", "model.safetensors"])
