@@ -16,12 +16,12 @@ import check_includes
 
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 # `ballast/grads/window.h`, `tests/engine/`: from the root. A component's README may also name its own files bare.
-PATH = re.compile(r"`((?:ballast|cli|tests|tools|docs|examples|benchmarks|cmake)/[\w./-]+)`")
+PATH = re.compile(r"`((?:ballast|cli|python|tests|tools|docs|examples|benchmarks|cmake)/[\w./-]+)`")
 ROW = re.compile(r"^\| (\w+) \| ([\w ]*?) ?\|", re.MULTILINE)
 
 
 def documents(root):
-    return sorted([*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob("ballast/*/README.md")])
+    return sorted([*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob("ballast/*/README.md"), *root.glob("python/README.md")])
 
 
 def example_breaches(root):

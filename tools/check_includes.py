@@ -96,7 +96,7 @@ def breaches(root):
     for header in sorted(public):
         if component_of(header) and not (root / header).is_file():
             yield f"ballast/{component_of(header)}/CMakeLists.txt:1: PUBLIC names {header}, which does not exist"
-    for folder in ("ballast", "examples"):
+    for folder in ("ballast", "examples", "python"):
         for file in sorted((root / folder).rglob("*")):
             if file.suffix in (".h", ".cpp"):
                 yield from breaches_of_file(root, file, components, public)

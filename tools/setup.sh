@@ -22,7 +22,7 @@ readonly FASTER=( # the build is right without them, and slower
 )
 readonly TORCH_RANGE="2.11 to 2.14" # as in tools/find_torch.py
 readonly TORCH_TO_INSTALL="torch==2.13.0"
-readonly TEST_PACKAGES=(pytest==9.0.3 transformers==5.24.0 safetensors==0.8.0)
+readonly TEST_PACKAGES=(pytest==9.0.3 scikit-build-core==1.1.2 transformers==5.24.0 safetensors==0.8.0)
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -131,7 +131,8 @@ ensure_torch() {
 ensure_test_packages() {
   local folder=build/python wanted="$PYTHON ${TEST_PACKAGES[*]}"
   [[ $(cat "$folder/.installed" 2> /dev/null) == "$wanted" ]] && return
-  "$PYTHON" -c 'import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))' "${TEST_PACKAGES[@]%%=*}" && return
+  local modules=("${TEST_PACKAGES[@]%%=*}")
+  "$PYTHON" -c 'import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))' "${modules[@]//-/_}" && return
   say "dev: installing ${TEST_PACKAGES[*]} into $folder, for tests"
   rm -rf "$folder"
   local said # what pip warns of concerns the environment, which this isn't

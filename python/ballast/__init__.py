@@ -32,7 +32,8 @@ from ._ballast import (
     World,
     __version__,
 )
-from .comm import init_distributed
+from ._missing import FUNCTIONS as MISSING_FUNCTIONS
+from .distributed import add_config_arguments, init_distributed
 from .engine import Engine, initialize
 from .optimizer import Optimizer
 from .utils import (
@@ -56,6 +57,7 @@ __all__ = [
     "UseError",
     "World",
     "__version__",
+    "add_config_arguments",
     "init_distributed",
     "initialize",
     "safe_get_full_fp32_param",
@@ -67,3 +69,9 @@ __all__ = [
     "utils",
     "zero",
 ]
+
+
+def __getattr__(name: str):
+    if name in MISSING_FUNCTIONS:
+        raise AttributeError(f"ballast has no {name}: {MISSING_FUNCTIONS[name]}")
+    raise AttributeError(f"module 'ballast' has no attribute {name!r} (docs/from_deepspeed.md lists what differs)")

@@ -14,7 +14,8 @@ import torch.utils._pytree as pytree
 
 from . import _ballast, _registry, configuration, materialize, optimizer as optimizers
 from ._ballast import ConfigError, StepReport, UseError
-from .comm import init_distributed, world_of
+from .distributed import init_distributed, world_of
+from ._missing import MISSING
 from .optimizer import Optimizer
 
 _living: weakref.WeakSet = weakref.WeakSet()  # cores, ended before the interpreter is
@@ -164,7 +165,7 @@ class Engine:
         self._names = names
         _registry.enter(self._core, names)
         self._config = json.loads(self._core.config())
-        self._scaled = bool(self._config.get("fp16", {}).get("enabled", False))
+        self._scaled = self.fp16_enabled()
         self.optimizer = Optimizer(self, self._describe_groups(client), client)
         self.optimizer.pull(self._core)  # a configured schedule has begun
         self.lr_scheduler = None
@@ -296,10 +297,12 @@ class Engine:
 
     @property
     def cur_scale(self) -> float:
-        """The loss scale."""
+        """The loss scale that the next backward uses."""
         return self._core.loss_scale()
 
-    loss_scale = cur_scale
+    def loss_scale(self) -> float:
+        """cur_scale."""
+        return self.cur_scale
 
     @property
     def config(self) -> dict:
@@ -355,8 +358,32 @@ class Engine:
     def gradient_accumulation_steps(self) -> int:
         return self._batch()[2]
 
+    def get_batch_info(self) -> tuple[int, int, int]:
+        """train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps."""
+        return self._batch()
+
     def zero_optimization_stage(self) -> int:
-        return self._config.get("zero_optimization", {}).get("stage", 0)
+        return self._config["zero_optimization"]["stage"]
+
+    def zero_optimization(self) -> bool:
+        return self.zero_optimization_stage() > 0
+
+    def gradient_clipping(self) -> float:
+        """0: off."""
+        return self._config["gradient_clipping"]
+
+    def fp16_enabled(self) -> bool:
+        return self._config["fp16"]["enabled"]
+
+    def bfloat16_enabled(self) -> bool:
+        return self._config["bf16"]["enabled"]
+
+    def managed_gradient_accumulation(self) -> bool:
+        return self._config["managed_gradient_accumulation"]
+
+    def get_mom(self) -> list:
+        """Momentum of SGD, betas of the others, one a parameter group."""
+        return [group.get("momentum", group.get("betas")) for group in self.optimizer.param_groups]
 
     def memory(self) -> dict[str, tuple[int, int]]:
         """Bytes now and at most by tier ("device", "host", "nvme") and by kind ("params/device", ...)."""
@@ -498,31 +525,11 @@ class Engine:
     def __getattr__(self, name: str):
         if name.startswith("__") or name == "module":
             raise AttributeError(name)
-        if name in _MISSING:
-            raise AttributeError(f"ballast.Engine has no {name}: {_MISSING[name]}")
+        if name in MISSING:
+            raise AttributeError(f"ballast.Engine has no {name}: {MISSING[name]}")
         try:
             return getattr(self.module, name)
         except AttributeError:
             raise AttributeError(
                 f"neither ballast.Engine nor its module has {name} (docs/from_deepspeed.md lists what differs)"
             ) from None
-
-
-# What DeepSpeedEngine has and this one hasn't, with what to do instead. docs/from_deepspeed.md has the same table.
-_MISSING = {
-    "allreduce_gradients": "backward() and step() reduce; to delay it use no_sync() or coalesce_grad_reduction()",
-    "compile": "call torch.compile(model, backend='aot_eager') before ballast.initialize",
-    "deepspeed_io": "pass training_data= to ballast.initialize",
-    "eval_batch": "there is no pipeline parallelism; call the engine under torch.no_grad()",
-    "get_batch_info": "call train_batch_size(), train_micro_batch_size_per_gpu() and gradient_accumulation_steps()",
-    "get_sequence_parallel_group": "there is no sequence parallelism",
-    "load_module_state_dict": "call load_checkpoint(load_module_only=True), or write inside zero.GatheredParameters",
-    "load_universal_checkpoint": "load_checkpoint() reads a checkpoint of any number of ranks, stage and placement",
-    "module_state_dict": "call save_16bit_model(), or read inside zero.GatheredParameters",
-    "save_fp16_model": "call save_16bit_model()",
-    "scale": "engine(...) brings the loss scale into a plain loss.backward(); or call engine.backward(loss)",
-    "set_train_batch_size": "make the windows as long as you like with managed_gradient_accumulation: false",
-    "set_train_micro_batch_size": "make the windows as long as you like with managed_gradient_accumulation: false",
-    "train_batch": "there is no pipeline parallelism; call engine(...), backward() and step()",
-    "tput_timer": "set steps_per_print or wall_clock_breakdown",
-}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from . import _registry
+from ._missing import FUNCTIONS
 
 
 def safe_get_full_fp32_param(param: torch.Tensor) -> torch.Tensor:
@@ -41,3 +42,10 @@ def safe_set_full_optimizer_state(param: torch.Tensor, value: torch.Tensor, opti
     """Takes the same value on every rank."""
     engine, name = _registry.engine_of(param, "safe_set_full_optimizer_state")
     engine.set_full_optimizer_state(name, optim_state_key, value)
+
+
+def __getattr__(name: str):
+    full = f"utils.{name}"
+    if full in FUNCTIONS:
+        raise AttributeError(f"ballast has no {full}: {FUNCTIONS[full]}")
+    raise AttributeError(f"module 'ballast.utils' has no attribute {name!r}")

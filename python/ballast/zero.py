@@ -7,6 +7,7 @@ from typing import Iterable
 import torch
 
 from . import _registry
+from ._missing import FUNCTIONS
 from .materialize import Init
 
 __all__ = ["GatheredParameters", "Init"]
@@ -49,3 +50,10 @@ class GatheredParameters:
         guards, self._guards = self._guards, []
         for guard in reversed(guards):
             guard.end()
+
+
+def __getattr__(name: str):
+    full = f"zero.{name}"
+    if full in FUNCTIONS:
+        raise AttributeError(f"ballast has no {full}: {FUNCTIONS[full]}")
+    raise AttributeError(f"module 'ballast.zero' has no attribute {name!r}")

@@ -18,13 +18,20 @@ namespace {
 // Each is also what a Python programmer would catch. A translator that is registered later is asked earlier, so the
 // base comes first.
 void bind_errors(py::module_& module) {
-  const auto base = py::register_exception<Error>(module, "Error", PyExc_RuntimeError);
+  const auto add = [](auto& type, const char* text) { type.attr("__doc__") = text; };
+  auto base = py::register_exception<Error>(module, "Error", PyExc_RuntimeError);
+  add(base, "Base of everything that the engine raises.");
   const auto as = [&base](PyObject* builtin) { return py::make_tuple(base, py::handle(builtin)); };
-  py::register_exception<ConfigError>(module, "ConfigError", as(PyExc_ValueError));
-  py::register_exception<UseError>(module, "UseError", base);
-  py::register_exception<IoError>(module, "IoError", as(PyExc_OSError));
-  py::register_exception<MemoryError>(module, "MemoryError", as(PyExc_MemoryError));
-  py::register_exception<CommError>(module, "CommError", base);
+  auto config = py::register_exception<ConfigError>(module, "ConfigError", as(PyExc_ValueError));
+  add(config, "The configuration is wrong: key, value, what is allowed. Nothing was changed.");
+  auto use = py::register_exception<UseError>(module, "UseError", base);
+  add(use, "A call in a state or with an argument that doesn't allow it. Nothing was changed.");
+  auto io = py::register_exception<IoError>(module, "IoError", as(PyExc_OSError));
+  add(io, "A file or disk operation failed: operation, path, reason, remedy.");
+  auto memory = py::register_exception<MemoryError>(module, "MemoryError", as(PyExc_MemoryError));
+  add(memory, "Memory is missing: bytes wanted and had, by kind.");
+  auto comm = py::register_exception<CommError>(module, "CommError", base);
+  add(comm, "Ranks diverged, a peer died or a collective timed out. The engine can't go on; end the process.");
 }
 
 }  // namespace
@@ -49,7 +56,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def(
       "move_to_meta",
       [](const at::Tensor& tensor) {
-        const at::Tensor described = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
+        const at::Tensor described =
+            at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
         tensor.unsafeGetTensorImpl()->shallow_copy_from(described.getIntrusivePtr());
       },
       "The tensor keeps its identity, shape and dtype, and gives up its values. For leaves that no graph knows.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import os
 
@@ -30,7 +31,7 @@ def init_distributed(
     """
     if unknown:
         raise UseError(
-            f"[comm.init_distributed] no such argument here ({', '.join(unknown)}; ranks come from torchrun's, mpirun's or "
+            f"[distributed.init_distributed] no such argument here ({', '.join(unknown)}; ranks come from torchrun's, mpirun's or "
             "srun's variables, or from init_method, rank and world_size)"
         )
     if dist_init_required is False or dist.is_initialized():
@@ -44,6 +45,14 @@ def init_distributed(
     dist.init_process_group(backend, **options)
 
 
+def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Adds --deepspeed_config PATH, which initialize(args=...) reads, and --deepspeed, which only says so."""
+    group = parser.add_argument_group("Ballast", "the training engine")
+    group.add_argument("--deepspeed", action="store_true", help="use the engine (for programs that ask)")
+    group.add_argument("--deepspeed_config", metavar="PATH", default=None, help="the engine's configuration, JSON")
+    return parser
+
+
 def world_of(device: str | torch.device | None, timeout: float) -> World:
     """This process among its peers. device: None for the local rank's GPU where there is one, else the CPU."""
     options = {"device": "auto" if device is None else str(device), "timeout": timeout}
@@ -53,5 +62,5 @@ def world_of(device: str | torch.device | None, timeout: float) -> World:
     carriers = {"nccl": "nccl", "gloo": "gloo"}
     known = [carriers[part] for name in backend.split(",") if (part := name.split(":")[-1]) in carriers]
     if not known:
-        raise UseError(f"[comm.world] no such backend here (torch.distributed's is {backend}; want nccl or gloo)")
+        raise UseError(f"[distributed.world] no such backend here (torch.distributed's is {backend}; want nccl or gloo)")
     return World.from_process_group(dist.group.WORLD, backend=known[-1], **options)
