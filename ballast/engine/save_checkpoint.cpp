@@ -15,6 +15,7 @@
 #include "ballast/engine/rank_errors.h"
 #include "ballast/engine/rank_likeness.h"
 #include "ballast/tiers/device_stream.h"
+#include "ballast/tiers/host_arena.h"
 
 namespace ballast {
 namespace {
@@ -121,11 +122,24 @@ ckpt::Manifest Engine::Impl::describe_run(const std::string& tag, const SaveOpti
   return manifest;
 }
 
+// For the copies of one unit's states after the other: memory that is new for each takes longer to get than the copy.
+at::Tensor Engine::Impl::memory_for_states() const {
+  if (lane == nullptr) return {};
+  std::int64_t most = 0;
+  for (const Unit& unit : layout.units) most = std::max(most, unit.trainable ? unit.shard : 0);
+  const std::int64_t floats = most * (1 + static_cast<std::int64_t>(optimizer->keys().size()));
+  if (floats == 0) return {};
+  return tiers::HostArena(tiers::HostArena::bytes_of(floats, at::kFloat), false, c10::kCPU)
+      .allocate(floats, at::kFloat);
+}
+
 // This rank's tensors, in the order of its file. Collective where a window is kept: then every rank gets to the end,
 // whatever becomes of its own data.
 void Engine::Impl::produce(const SavePlan& plan, bool with_gradients, const SaveJob::Sink& sink) {
   Guarded guarded;
   const int rank = world.rank();
+  at::Tensor memory;
+  guarded([&] { memory = memory_for_states(); });
   for (const Unit& unit : layout.units) {
     const std::vector<SavedPiece> pieces = plan.pieces(unit, rank);
     const Range shard = unit.shard_of(rank);
@@ -134,7 +148,7 @@ void Engine::Impl::produce(const SavePlan& plan, bool with_gradients, const Save
       const Range kept = unit.trainable ? optimizer->kept_range(unit.id) : params->owned_range(unit.id);
       const Range part{shard.begin - kept.begin, shard.end - kept.begin};
       if (unit.trainable)
-        arrays = optimizer->read_all(unit.id, part);
+        arrays = optimizer->read_all(unit.id, part, memory);
       else
         params->with_owned(unit.id, ShardHome::Access::kRead, [&](const at::Tensor& owned) {
           arrays = {owned.narrow(0, part.begin, part.size()).to(at::kCPU, unit.compute_dtype, false, /*copy=*/true)};

@@ -238,14 +238,16 @@ std::vector<at::Tensor*> OptimizerStates::arrays_of(UnitStates& unit) const {
   return arrays;
 }
 
-std::vector<at::Tensor> OptimizerStates::read_all(int unit, Range elements) {
+std::vector<at::Tensor> OptimizerStates::read_all(int unit, Range elements, const at::Tensor& memory) {
   UnitStates& mine = at(unit);
   std::vector<at::Tensor> values;
   if (mine.tier == Tier::kDevice) {
     for (const at::Tensor* array : arrays_of(mine)) values.push_back(array->narrow(0, elements.begin, elements.size()));
     return values;
   }
-  for (int array = 0; array <= moments(config_); ++array) values.push_back(at::empty({elements.size()}, at::kFloat));
+  for (int array = 0; array <= moments(config_); ++array)
+    values.push_back(memory.defined() ? memory.narrow(0, array * elements.size(), elements.size())
+                                      : at::empty({elements.size()}, at::kFloat));
   lane_->run([&] {
     for_chunks(unit, false, [&](const float* floats, std::int64_t n, Range range) {
       const Range part = intersect(elements, range);

@@ -112,8 +112,8 @@ class OptimizerStates {
   void write(int unit, const std::string& key, Range elements, const at::Tensor& values);
   /// All of it at once: the master weights, then the states of keys(), in one pass over what lies on disk. read_all:
   /// elements of the kept range, on the device (then views) or the host. write_all: the whole kept range, as write()
-  /// does.
-  std::vector<at::Tensor> read_all(int unit, Range elements);
+  /// does. memory: fp32, where host copies go, (1 + keys) x elements at least; undefined: new memory.
+  std::vector<at::Tensor> read_all(int unit, Range elements, const at::Tensor& memory = {});
   void write_all(int unit, const std::vector<at::Tensor>& values);
   /// The parameter's moments were written: SGD's next update builds on its buffer instead of starting it with the
   /// gradient, as torch.optim does where a buffer is there.
