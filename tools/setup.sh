@@ -7,7 +7,7 @@ readonly REQUIRED=(
   "command g++                            g++"
   "command cmake                          cmake"
   "command ninja                          ninja-build"
-  "command python3                        python3-dev"
+  "command python3                        python3"
   "header  nlohmann/json.hpp              nlohmann-json3-dev"
   "header  CLI/CLI.hpp                    libcli11-dev"
   "header  hwy/highway.h                  libhwy-dev"
@@ -126,6 +126,16 @@ ensure_torch() {
   use_torch_of .venv/bin/python || die "$WHY_NOT" "delete .venv and run this again"
 }
 
+# The Python module is built with the C headers of PYTHON, which distributions keep in a package of their own.
+ensure_python_headers() {
+  local headers version base
+  { read -r headers && read -r version && read -r base; } < <("$PYTHON" -c 'import sys, sysconfig
+print(sysconfig.get_paths()["include"], f"{sys.version_info[0]}.{sys.version_info[1]}", sys.base_prefix, sep="\n")')
+  [[ -f $headers/Python.h ]] && return
+  [[ $base == /usr ]] || die "$PYTHON has no C headers ($headers/Python.h)" "install them, or choose another Python by BALLAST_PYTHON"
+  install_packages "python$version-dev"
+}
+
 # What some tests import besides PyTorch, into build/python, which those tests add to their path: whoever's environment
 # PYTHON is, it stays as it is. Not to be had isn't an error: the tests then say what they lack, and are skipped.
 ensure_test_packages() {
@@ -148,4 +158,5 @@ ensure_test_packages() {
 set_up() {
   ensure_packages "$@"
   ensure_torch
+  ensure_python_headers
 }

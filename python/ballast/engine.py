@@ -192,7 +192,7 @@ class Engine:
 
     # ---- training ----
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward."""
         outputs = self.module(*args, **kwargs)
         return self._scale(outputs) if self._scaled and torch.is_grad_enabled() else outputs
@@ -243,11 +243,11 @@ class Engine:
         """Collective. Drops the window: contributions, weights and count."""
         self._core.zero_grad()
 
-    def no_sync(self):
+    def no_sync(self) -> _ballast.Guard:
         """Context in which backwards keep their gradients on this rank; the next one outside, or step(), reduces them."""
         return self._core.no_sync()
 
-    def coalesce_grad_reduction(self):
+    def coalesce_grad_reduction(self) -> _ballast.Guard:
         """As no_sync(), but what was collected is reduced at its end. Collective at its end."""
         return self._core.coalesce_grad_reduction()
 

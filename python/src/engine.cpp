@@ -26,11 +26,21 @@ EngineOptions engine_options(const py::object& materialize) {
   }};
 }
 
-std::unique_ptr<Engine> make_engine(const py::object& module, const std::string& config, const World& world,
-                                    const py::object& materialize) {
+// An engine that Python's garbage collection ends, whenever that is on each rank, must wait for nobody.
+struct Abandon {
+  void operator()(Engine* engine) const {
+    const py::gil_scoped_release released;  // its threads may want the lock before they end
+    engine->abandon();
+    delete engine;
+  }
+};
+using HeldEngine = std::unique_ptr<Engine, Abandon>;
+
+HeldEngine make_engine(const py::object& module, const std::string& config, const World& world,
+                       const py::object& materialize) {
   const auto mirrored = mirror(module);
   const EngineOptions options = engine_options(materialize);
-  return without_lock([&] { return std::make_unique<Engine>(mirrored, Config::from_string(config), world, options); });
+  return without_lock([&] { return HeldEngine(new Engine(mirrored, Config::from_string(config), world, options)); });
 }
 
 StateKind state_kind(const std::string& name) {
@@ -105,7 +115,7 @@ void bind_engine(py::module_& module) {
   bind_report(module);
   bind_guard(module);
   const py::arg name("name"), value("value"), key("key");
-  py::class_<Engine>(module, "Engine", "ballast::Engine; ballast.Engine is what programs use.")
+  py::class_<Engine, HeldEngine>(module, "Engine", "ballast::Engine; ballast.Engine is what programs use.")
       .def(py::init(&make_engine), py::arg("module"), py::arg("config"), py::arg("world"),
            py::arg("materialize") = py::none())
       .def(

@@ -171,6 +171,61 @@ def test_configurations_by_path_and_by_arguments(tmp_path):
         assert engine.train_batch_size() == 4 and engine.gradient_accumulation_steps() == 1
 
 
+def test_ranks_from_the_environment(tmp_path):
+    """As torchrun starts them: no process group, and one that init_distributed makes."""
+    import os
+    import socket
+    import subprocess
+    import sys
+
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from plain import *\n"
+        "import torch.distributed as dist\n"
+        "if sys.argv[2] == 'made': ballast.init_distributed('gloo')\n"
+        "model = Net()\n"
+        "config = settings(2, optimizer={'type': 'SGD', 'params': {'lr': 0.1}})\n"
+        "engine = ballast.initialize(model=model, config=config, device='cpu')[0]\n"
+        "train_engine(engine, [2, 1], engine.global_rank)\n"
+        "print(engine.world_size, dist.is_initialized(), masters(engine)['embed.weight'].sum().item())\n"
+        "engine.destroy()\n"
+    )
+    folder = os.path.dirname(os.path.abspath(__file__))
+    want = train_plain(plain := Net(), torch.optim.SGD(plain.parameters(), lr=0.1), [2, 1], world=2)["embed.weight"].sum().item()
+    for how in ("none", "made"):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", program, folder, how],
+                env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                     "MASTER_PORT": str(port)},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        for rank in ranks:
+            said, _ = rank.communicate(timeout=100)
+            size, made, total = said.split()
+            assert (rank.returncode, size, made) == (0, "2", str(how == "made"))
+            assert float(total) == pytest.approx(want, abs=1e-4)
+
+
+def test_one_rank_without_a_launcher():
+    import torch.distributed as dist
+
+    ballast.init_distributed("gloo")
+    try:
+        assert dist.get_world_size() == 1
+        engine, *_ = start(Net(), 3)
+        assert engine.world_size == 1
+        assert_close(train_engine(engine, WINDOWS), train_plain(plain := Net(), OPTIMIZERS["sgd"](plain.parameters()), WINDOWS))
+    finally:
+        dist.destroy_process_group()
+
+
 def _loader_on_a_rank(rank):
     data = torch.utils.data.TensorDataset(torch.arange(24))
     engine, _, loader, _ = start(Net(), training_data=data, more={"train_micro_batch_size_per_gpu": 3})

@@ -379,6 +379,45 @@ def test_states_leave_the_device_and_come_back():
         engine.offload_states(["everything"])
 
 
+def _collected_on_one_rank(rank, stage):
+    """Rank 0 drops its engine, rank 1 keeps it: nobody waits for the other."""
+    import gc
+    import time
+
+    engine = start(Net(), stage)
+    train_engine(engine, [2], rank)
+    begin = time.monotonic()
+    if rank == 1:
+        _kept.append(engine)
+    del engine
+    gc.collect()
+    return time.monotonic() - begin
+
+
+_kept: list = []  # by a rank's process
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_an_engine_that_is_collected_waits_for_nobody(stage):
+    assert max(run(2, _collected_on_one_rank, stage)) < 10
+
+
+def test_engines_come_and_go():
+    def usage():
+        return len(os.listdir("/proc/self/fd")), threading.active_count(), len(os.listdir("/proc/self/task"))
+
+    for placement in ("device", "host"):
+        for number in range(12):
+            engine = start(Net(), 3, placement)
+            train_engine(engine, [1])
+            if number % 2:
+                engine.destroy()
+            del engine
+            if number == 3:
+                before = usage()
+        assert usage() == before
+
+
 def test_an_engine_that_nobody_ends(tmp_path):
     """The interpreter ends, with threads and files of an engine still there."""
     import subprocess
