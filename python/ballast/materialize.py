@@ -3,6 +3,7 @@ instead of done; the engine then has the values made unit by unit, and keeps a s
 
 from __future__ import annotations
 
+import mmap
 import weakref
 from dataclasses import dataclass, field
 from typing import Any, Callable
@@ -17,6 +18,8 @@ from . import _ballast, configuration
 from ._ballast import ConfigError, UseError
 
 aten = torch.ops.aten
+
+_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's; Python names it from 3.13 on
 
 # Random operators that take as many numbers from the generator as their result has elements, whatever the inputs hold.
 # Others run on real inputs when they are met.
@@ -87,7 +90,7 @@ class _Record:
         with torch.no_grad():
             for operation in reversed(chosen):
                 self._run(operation, real)
-            return [self._show(part, real).clone() for part in parts]
+            return [self._show(part, real) for part in parts]
 
     def make_the_rest(self) -> None:
         """Storages that somebody beside this record still holds (buffers, other attributes) get their values."""
@@ -122,7 +125,7 @@ class _Record:
             if part is None:
                 continue
             _, elements, dtype = self.storages[part.storage]
-            real[part.storage] = torch.empty(elements, dtype=dtype)
+            real[part.storage] = _pages(elements, dtype)
             self._show(part, real).copy_(result)
 
 
@@ -231,8 +234,8 @@ class _Recorder(TorchDispatchMode):
             if alias is not None and frozenset(alias.before_set) in written:
                 made.append(written[frozenset(alias.before_set)])
                 operation.results.append(None)
-            else:  # memory that nobody touches costs none
-                tensor = torch.empty_strided(result.size(), result.stride(), dtype=result.dtype)
+            else:
+                tensor = _like(result)
                 operation.results.append(record.add(tensor))
                 operation.writes.add(operation.results[-1].storage)
                 made.append(tensor)
@@ -243,13 +246,24 @@ class _Recorder(TorchDispatchMode):
     def _draw(function, args, kwargs) -> None:
         """Takes from the generator what the real operator takes, by running it on memory of its own."""
 
-        def stand_in(leaf):
-            if not isinstance(leaf, torch.Tensor):
-                return leaf
-            return torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype)
-
-        real_args, real_kwargs = pytree.tree_map(stand_in, (args, kwargs))
+        real_args, real_kwargs = pytree.tree_map_only(torch.Tensor, _like, (args, kwargs))
         function(*real_args, **real_kwargs)
+
+
+def _pages(elements: int, dtype: torch.dtype) -> torch.Tensor:
+    """A flat CPU tensor of pages of its own: they cost nothing until somebody touches them, and go back to the system with
+    the tensor. (malloc would hand out pages that others have touched, and keep what is freed among what isn't.)"""
+    if elements == 0:
+        return torch.empty(0, dtype=dtype)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    return torch.frombuffer(mmap.mmap(-1, elements * dtype.itemsize, flags=flags), dtype=dtype)
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """Of the same shape, strides and dtype, in pages of its own; without values."""
+    strides = tensor.stride()
+    extent = sum((size - 1) * stride for size, stride in zip(tensor.size(), strides)) + 1 if tensor.numel() else 0
+    return _pages(extent, tensor.dtype).as_strided(tensor.size(), strides)
 
 
 def _tensors_in(tree) -> list[torch.Tensor]:
@@ -306,7 +320,8 @@ class Init:
     Inside, large tensors have no values yet; what is done to them is written down. Afterwards the parameters among them
     are on the meta device, and ballast.initialize has their values made unit by unit (an ordinary construction's time
     once more), equal to those that the constructor makes with the same seed; each rank keeps its shards. Until then the
-    model can't be used. Later changes to its values belong inside GatheredParameters after initialize.
+    model can't be used. Later changes to its values belong inside GatheredParameters after initialize. What reads a large
+    tensor past PyTorch's operators inside (numpy()) sees no values.
 
     dtype: of floating-point parameters, like torch.set_default_dtype. min_numel: tensors of at most this many elements
     are made at once, and real. enabled: False does nothing. config, config_dict_or_path: as in DeepSpeed; only checked.
@@ -354,6 +369,8 @@ class Init:
     def __exit__(self, *raised) -> None:
         while self._undo:
             self._undo.pop()()
+        if raised[0] is not None:
+            return  # there is no model
         owners = {id(owner): owner for reference in self._owners if (owner := reference()) is not None}
         for parameter in {parameter for owner in owners.values() for parameter in owner.parameters()}:
             if self._record.knows(parameter):

@@ -1,6 +1,10 @@
 """Models described inside zero.Init() and made unit by unit; parameters read and written whole."""
 
 import copy
+import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -98,6 +102,58 @@ def test_nothing_is_held_whole(tmp_path):
     assert sum(memory[kind][1] for kind in held) < whole / 2
     engine.backward(engine(torch.ones(2, 512)))
     assert engine.step().applied
+
+
+def test_the_process_itself_stays_small(tmp_path):
+    """256 MiB of parameters with 1 GiB of states, made and trained in less than half of the parameters' own size."""
+    program = """
+import json, resource, sys
+import torch, torch._dynamo
+import ballast
+from torch.utils.checkpoint import checkpoint
+
+torch.set_num_threads(1)
+
+class Large(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(1024, 1024) for _ in range(64))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x.square().mean()
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+with ballast.zero.Init(min_numel=0):
+    torch.nn.Linear(8, 8)
+before = peak()
+with ballast.zero.Init():
+    model = Large()
+built = peak()
+nvme = {"device": "nvme", "nvme_path": sys.argv[1], "buffer_count": 2}
+zero = {
+    "stage": 3, "stage3_max_live_parameters": 2 << 20, "stage3_prefetch_bucket_size": 1 << 20, "sub_group_size": 1 << 20,
+    "offload_optimizer": nvme, "offload_param": {**nvme, "max_in_cpu": 0},
+    "offload_gradients": {"device": "nvme", "nvme_path": sys.argv[1]},
+}
+config = {"zero_optimization": zero, "optimizer": {"type": "Adam"}, "steps_per_print": 0}
+engine = ballast.initialize(model=model, config=config, device="cpu")[0]
+engine.backward(engine(torch.ones(2, 1024)))
+assert engine.step().applied
+engine.synchronize()
+print(json.dumps([built - before, peak() - before]))
+"""
+    # As docs/memory.md says: else malloc keeps what is freed between blocks that live on.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1048576"}
+    said = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert said.returncode == 0, said.stderr
+    built, trained = json.loads(said.stdout)
+    assert built < 16 and trained < 110, said.stdout
 
 
 def test_a_change_after_init_is_an_error():
