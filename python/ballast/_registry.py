@@ -31,10 +31,14 @@ def find(parameter: torch.Tensor):
 
 
 def engine_of(parameter: torch.Tensor, call: str):
-    found = find(parameter)
+    found = find(parameter) if isinstance(parameter, torch.Tensor) else None
     if found is None:
         raise UseError(
-            f"[utils.{call}] no engine trains this tensor (shape {list(parameter.shape)}; pass a parameter of a module "
+            f"[utils.{call}] no engine trains this ({_describe(parameter)}; pass a parameter of a module "
             "that was given to ballast.initialize, itself, not a view of it)"
         )
     return found
+
+
+def _describe(what) -> str:
+    return f"a tensor of shape {list(what.shape)}" if isinstance(what, torch.Tensor) else repr(what)

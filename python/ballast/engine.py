@@ -6,6 +6,7 @@ import atexit
 import fnmatch
 import json
 import os
+import warnings
 import weakref
 from typing import Any, Callable, Iterable
 
@@ -38,7 +39,7 @@ def _groups_of(parameters: Iterable, settings: dict, names: dict[torch.Tensor, s
         own = {key: optimizers._plain(value) for key, value in group.items() if key not in ("params", "name")}
         patterns = []
         for parameter in group["params"]:
-            if parameter not in names:
+            if not isinstance(parameter, torch.Tensor) or parameter not in names:
                 raise ConfigError(
                     "[engine.initialize] model_parameters has a tensor that is no parameter of the model (shape "
                     f"{list(parameter.shape)}; pass model.parameters())"
@@ -108,12 +109,17 @@ def initialize(
     for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
         if value is not None:
             raise UseError(f"[engine.initialize] no model or sequence parallelism here ({name}; leave it None)")
-    if model is None:
-        raise UseError("[engine.initialize] no model (pass model=)")
-    if config is None:
-        config = config_params if config_params is not None else getattr(args, "deepspeed_config", None)
-    if config is None:
-        raise ConfigError("[engine.initialize] no configuration (pass config=, a dict or a path)")
+    if isinstance(args, torch.nn.Module):
+        raise UseError("[engine.initialize] the first argument is args, as in DeepSpeed (pass model= and config= by name)")
+    if not isinstance(model, torch.nn.Module):
+        raise UseError(f"[engine.initialize] no model (model= is {model!r}; pass a torch.nn.Module, made, not its class)")
+    given = [one for one in (config, config_params, getattr(args, "deepspeed_config", None)) if one is not None]
+    if len(given) != 1:
+        raise ConfigError(
+            f"[engine.initialize] {'two configurations' if given else 'no configuration'} (pass one config=, a dict or a path, "
+            "or args.deepspeed_config)"
+        )
+    config = given[0]
     if distributed_port is not None:
         os.environ.setdefault("MASTER_PORT", str(distributed_port))
     if dist_init_required:
@@ -129,16 +135,31 @@ def initialize(
                 "[engine.initialize] two optimizers (optimizer= and the configuration's \"optimizer\"; give one)"
             )
         settings["optimizer"] = optimizers.describe(optimizer, names)
-    elif model_parameters is not None:
+    elif "optimizer" not in settings:
+        warnings.warn(
+            "ballast.initialize: no optimizer was given, so AdamW with lr 0.001 trains (pass optimizer=, or name one in the "
+            'configuration\'s "optimizer")',
+            stacklevel=2,
+        )
+    if optimizer is None and model_parameters is not None:
         settings["optimizer"] = _groups_of(model_parameters, settings.get("optimizer", {}), names)
     if lr_scheduler is not None and "scheduler" in settings:
         raise ConfigError(
             "[engine.initialize] two schedules (lr_scheduler= and the configuration's \"scheduler\"; give one)"
         )
 
+    if lr_scheduler is not None and not callable(lr_scheduler):
+        if not hasattr(lr_scheduler, "step"):
+            raise ConfigError(f"[engine.initialize] not a schedule (lr_scheduler={lr_scheduler!r}; pass one of torch's, or a callable)")
+        if getattr(lr_scheduler, "optimizer", optimizer) is not optimizer:
+            raise ConfigError(
+                "[engine.initialize] the schedule is of another optimizer (make it from the one that is passed as optimizer=, or "
+                "pass a callable that makes it from the engine's)"
+            )
+
     world = world_of(device, float(settings.get("comm_timeout_seconds", 600)))
     engine = Engine(model, settings, world, optimizer, names)
-    if callable(lr_scheduler) and not hasattr(lr_scheduler, "step"):
+    if callable(lr_scheduler) and (isinstance(lr_scheduler, type) or not hasattr(lr_scheduler, "step")):
         lr_scheduler = lr_scheduler(engine.optimizer)
     engine.lr_scheduler = lr_scheduler
     loader = None
@@ -194,7 +215,11 @@ class Engine:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward."""
-        outputs = self.module(*args, **kwargs)
+        try:
+            outputs = self.module(*args, **kwargs)
+        except RuntimeError:
+            self._core.no_sync().end()  # raises what ended the engine, if that is why an operator failed
+            raise
         return self._scale(outputs) if self._scaled and torch.is_grad_enabled() else outputs
 
     forward = __call__
@@ -223,7 +248,9 @@ class Engine:
         weight * gradient over all backwards of all ranks, divided by the sum of the weights.
         scale_wrt_gas: True averages a window's micro-batches, False adds them up.
         """
-        self._core.backward(loss, weight, scale_wrt_gas, retain_graph)
+        if not isinstance(loss, torch.Tensor):
+            raise UseError(f"[engine.backward] the loss is a tensor (got {type(loss).__name__}; don't call item() on it)")
+        self._core.backward(loss, None if weight is None else float(weight), scale_wrt_gas, retain_graph)
         return loss
 
     def step(self, lr_kwargs: dict | None = None) -> StepReport:
@@ -420,7 +447,7 @@ class Engine:
             text = json.dumps(state) if state else ""
         except (TypeError, ValueError) as error:
             raise UseError(f"[engine.save_checkpoint] client_state isn't JSON ({error})") from None
-        self._core.save_checkpoint(os.fspath(save_dir), tag or "", text, include_window, asynchronous, keep_last)
+        self._core.save_checkpoint(os.fspath(save_dir), "" if tag is None else str(tag), text, include_window, asynchronous, keep_last)
         return True
 
     def load_checkpoint(
@@ -439,7 +466,7 @@ class Engine:
             raise UseError("[engine.load_checkpoint] no custom_load_fn here (use ballast.zero.GatheredParameters to write)")
         found = self._core.load_checkpoint(
             os.fspath(load_dir),
-            tag or "",
+            "" if tag is None else str(tag),
             load_module_only,
             load_optimizer_states,
             load_lr_scheduler_states,

@@ -86,7 +86,8 @@ class Optimizer(torch.optim.Optimizer):
     engine's. States: utils.safe_get_full_optimizer_state; on disk: engine.save_checkpoint."""
 
     def __init__(self, engine, groups: list[dict], client: torch.optim.Optimizer | None):
-        super().__init__([dict(group) for group in groups], {})
+        defaults = {key: value for key, value in groups[0].items() if key != "params"}
+        super().__init__([dict(group) for group in groups], defaults)
         if client is not None:  # one list for both: a scheduler may hold the other
             self.param_groups = client.param_groups
         self._engine = weakref.ref(engine)
@@ -97,6 +98,17 @@ class Optimizer(torch.optim.Optimizer):
             self._index.append(max(self._index) + 1 if group["params"] else -1)
         self._fixed = self._hyper()
         self._known = self._rates()
+        if client is not None:
+            self._stand_in_for(client)
+
+    def _stand_in_for(self, client: torch.optim.Optimizer) -> None:
+        # A loop that still calls the optimizer that was given (loss.backward(); optimizer.step()) trains with the engine.
+        def step(closure=None):
+            return self.step(closure)
+
+        step._wrapped_by_lr_sched = True  # else schedules made from it complain that step() is another
+        client.step = step
+        client.zero_grad = self.zero_grad
 
     def _hyper(self) -> list[dict]:
         skipped = ("params", "lr", "initial_lr", "param_names")
@@ -118,11 +130,11 @@ class Optimizer(torch.optim.Optimizer):
             core.set_lr(new)
             self._known = rates
         for number, (now, then) in enumerate(zip(self._hyper(), self._fixed)):
-            if now != then:
-                changed = [key for key in {**then, **now} if now.get(key) != then.get(key)]
+            changed = [key for key in then if now.get(key) != then[key]]  # schedules keep notes of their own there
+            if changed:
                 raise UseError(
                     f"[optimizer.step] only a learning rate can change after the start (group {number}: {', '.join(changed)}; "
-                    "make a new engine for other values)"
+                    "make a new engine for other values; a schedule that moves them takes cycle_momentum=False)"
                 )
 
     def pull(self, core) -> None:
@@ -139,11 +151,17 @@ class Optimizer(torch.optim.Optimizer):
             raise UseError("[optimizer.step] no closures here (call engine.backward(loss), then engine.step())")
         if self._client is not None:
             self._client._opt_called = True  # for its schedulers, which else warn that they came first
-        return self._engine()._step()
+        return self._running()._step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """engine.zero_grad()."""
-        self._engine().zero_grad()
+        self._running().zero_grad()
+
+    def _running(self):
+        engine = self._engine()
+        if engine is None:
+            raise UseError("[optimizer.step] the engine is gone (keep what ballast.initialize returned)")
+        return engine
 
     def state_dict(self):
         raise UseError(

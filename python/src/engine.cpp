@@ -22,7 +22,11 @@ EngineOptions engine_options(const py::object& materialize) {
   if (materialize.is_none()) return {};
   return {.materialize = [materialize](const Names& names) {
     const py::gil_scoped_acquire lock;
-    return py::cast<std::vector<at::Tensor>>(materialize(names));
+    try {
+      return py::cast<std::vector<at::Tensor>>(materialize(names));
+    } catch (const py::error_already_set& error) {  // it must reach the other ranks, as one of the library's
+      throw UseError("engine.materialize", py::cast<std::string>(py::str(error.value())));
+    }
   }};
 }
 
@@ -79,14 +83,31 @@ py::dict load(Engine& engine, const std::string& folder, const std::string& tag,
 
 void bind_report(py::module_& module) {
   py::class_<StepReport>(module, "StepReport", "What a step() did; equal on all ranks.")
-      .def_readonly("applied", &StepReport::applied)
-      .def_property_readonly("reason", [](const StepReport& report) { return to_string(report.reason); })
-      .def_readonly("grad_norm", &StepReport::grad_norm)
-      .def_readonly("clip_factor", &StepReport::clip_factor)
-      .def_readonly("loss_scale", &StepReport::loss_scale)
-      .def_readonly("micro_batches", &StepReport::micro_batches)
-      .def_readonly("weight", &StepReport::weight)
-      .def_readonly("lr", &StepReport::lr)
+      .def_readonly("applied", &StepReport::applied, "The parameters were updated.")
+      .def_property_readonly(
+          "reason", [](const StepReport& report) { return to_string(report.reason); },
+          "'applied', 'mid-window' (the engine counts, and it isn't full), 'empty window', 'non-finite gradient'.")
+      .def_readonly("grad_norm", &StepReport::grad_norm, "2-norm of the normalised gradient, before clipping.")
+      .def_readonly("clip_factor", &StepReport::clip_factor, "What clipping multiplied the gradient by; 1: nothing.")
+      .def_readonly("loss_scale", &StepReport::loss_scale, "The scale that this window's backwards used.")
+      .def_readonly("micro_batches", &StepReport::micro_batches, "That the window held: most of any rank.")
+      .def_readonly("weight", &StepReport::weight, "Sum of the weights of all ranks; 0 where none were given.")
+      .def_readonly("lr", &StepReport::lr, "Learning rates that this step used, one a parameter group.")
+      .def(py::pickle(
+          [](const StepReport& r) {
+            return py::make_tuple(r.applied, static_cast<int>(r.reason), r.grad_norm, r.clip_factor, r.loss_scale,
+                                  r.micro_batches, r.weight, r.lr);
+          },
+          [](const py::tuple& t) {
+            return StepReport{.applied = t[0].cast<bool>(),
+                              .reason = static_cast<StepReason>(t[1].cast<int>()),
+                              .grad_norm = t[2].cast<double>(),
+                              .clip_factor = t[3].cast<double>(),
+                              .loss_scale = t[4].cast<double>(),
+                              .micro_batches = t[5].cast<std::int64_t>(),
+                              .weight = t[6].cast<double>(),
+                              .lr = t[7].cast<std::vector<double>>()};
+          }))
       .def("__repr__", [](const StepReport& report) {
         std::ostringstream text;
         text << "StepReport(" << to_string(report.reason) << ", grad_norm=" << report.grad_norm

@@ -4,7 +4,10 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <cstring>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
 
 #include "ballast/base/error.h"
 #include "ballast/config/config.h"
@@ -15,23 +18,77 @@ namespace py = pybind11;
 namespace ballast::python {
 namespace {
 
-// Each is also what a Python programmer would catch. A translator that is registered later is asked earlier, so the
-// base comes first.
+// The library speaks of its calls by their C++ names; whoever reads this writes Python.
+std::string in_python_words(std::string text) {
+  static const std::pair<const char*, const char*> kWords[] = {
+      {"shutdown()", "destroy()"},
+      {"NoGradGuard", "torch.no_grad()"},
+      {"engine.gathered(params, writer)", "ballast.zero.GatheredParameters(params, modifier_rank=rank)"},
+      {"gathered(params, writer)", "ballast.zero.GatheredParameters(params, modifier_rank=rank)"},
+      {"engine.gathered(params)", "ballast.zero.GatheredParameters(params)"},
+      {"LoadOptions::strict", "load_module_strict"},
+      {"LoadOptions::load_optimizer", "load_optimizer_states"},
+      {"LoadOptions::load_scheduler", "load_lr_scheduler_states"},
+      {"LoadOptions::weights_only", "load_module_only"},
+      {"SaveOptions::include_window", "include_window"},
+      {"EngineOptions::materialize", "ballast.zero.Init()"},
+      {"Engine::set_lr", "engine.set_lr"},
+      {"ballast::checkpoint(fn, inputs...)", "torch.utils.checkpoint"},
+      {"ballast::checkpoint", "torch.utils.checkpoint"},
+      {"module->to(torch::kFloat32)", "module.float()"},
+  };
+  for (const auto& [ours, theirs] : kWords)
+    for (std::size_t at = 0; (at = text.find(ours, at)) != std::string::npos; at += std::strlen(theirs))
+      text.replace(at, std::strlen(ours), theirs);
+  return text;
+}
+
+// Python's classes, by their C++ counterparts. They live as long as the interpreter.
+PyObject *error_class, *config_error, *use_error, *io_error, *memory_error, *comm_error;
+
+// Each is also what a Python programmer would catch.
 void bind_errors(py::module_& module) {
-  const auto add = [](auto& type, const char* text) { type.attr("__doc__") = text; };
-  auto base = py::register_exception<Error>(module, "Error", PyExc_RuntimeError);
-  add(base, "Base of everything that the engine raises.");
-  const auto as = [&base](PyObject* builtin) { return py::make_tuple(base, py::handle(builtin)); };
-  auto config = py::register_exception<ConfigError>(module, "ConfigError", as(PyExc_ValueError));
-  add(config, "The configuration is wrong: key, value, what is allowed. Nothing was changed.");
-  auto use = py::register_exception<UseError>(module, "UseError", base);
-  add(use, "A call in a state or with an argument that doesn't allow it. Nothing was changed.");
-  auto io = py::register_exception<IoError>(module, "IoError", as(PyExc_OSError));
-  add(io, "A file or disk operation failed: operation, path, reason, remedy.");
-  auto memory = py::register_exception<MemoryError>(module, "MemoryError", as(PyExc_MemoryError));
-  add(memory, "Memory is missing: bytes wanted and had, by kind.");
-  auto comm = py::register_exception<CommError>(module, "CommError", base);
-  add(comm, "Ranks diverged, a peer died or a collective timed out. The engine can't go on; end the process.");
+  const auto make = [&module](const char* name, const py::object& bases, const char* text) {
+    const std::string full = std::string("ballast.") + name;
+    PyObject* const made = PyErr_NewExceptionWithDoc(full.c_str(), text, bases.ptr(), nullptr);
+    if (made == nullptr) throw py::error_already_set();
+    module.attr(name) = py::reinterpret_borrow<py::object>(made);
+    return made;
+  };
+  error_class =
+      make("Error", py::make_tuple(py::handle(PyExc_RuntimeError)), "Base of everything that the engine raises.");
+  const auto bases = [](PyObject* builtin) { return py::make_tuple(py::handle(error_class), py::handle(builtin)); };
+  const py::tuple base = py::make_tuple(py::handle(error_class));
+  config_error = make("ConfigError", bases(PyExc_ValueError),
+                      "The configuration is wrong: key, value, what is allowed. Nothing was changed.");
+  use_error =
+      make("UseError", base, "A call in a state or with an argument that doesn't allow it. Nothing was changed.");
+  io_error = make("IoError", bases(PyExc_OSError), "A file or disk operation failed: operation, path, reason, remedy.");
+  memory_error = make("MemoryError", bases(PyExc_MemoryError), "Memory is missing: bytes wanted and had, by kind.");
+  comm_error = make("CommError", base,
+                    "Ranks diverged, a peer died or a collective timed out. The engine can't go on; end the process.");
+  py::register_exception_translator([](std::exception_ptr error) {
+    const auto raise = [](PyObject* type, const std::exception& e) {
+      PyErr_SetString(type, in_python_words(e.what()).c_str());
+    };
+    try {
+      if (error) std::rethrow_exception(error);
+    } catch (const ConfigError& e) {
+      raise(config_error, e);
+    } catch (const UseError& e) {
+      raise(use_error, e);
+    } catch (const IoError& e) {
+      raise(io_error, e);
+    } catch (const MemoryError& e) {
+      raise(memory_error, e);
+    } catch (const CommError& e) {
+      raise(comm_error, e);
+    } catch (const Error& e) {
+      raise(error_class, e);
+    } catch (const c10::Error&) {  // LibTorch's: without the C++ backtrace, and as the classes that torch raises
+      torch::translate_exception_to_python(error);
+    }
+  });
 }
 
 }  // namespace
@@ -39,14 +96,6 @@ void bind_errors(py::module_& module) {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.attr("__version__") = BALLAST_VERSION;
   bind_errors(module);
-  // A translator of our own for LibTorch's errors: without the C++ backtrace, and as the classes that torch raises.
-  py::register_exception_translator([](std::exception_ptr error) {
-    try {
-      if (error) std::rethrow_exception(error);
-    } catch (const c10::Error&) {
-      torch::translate_exception_to_python(error);
-    }
-  });
   module.def(
       "effective_config", [](const std::string& text) { return Config::from_string(text).to_json().dump(); },
       "The configuration with all defaults, as JSON. Raises ConfigError.", py::arg("json"));

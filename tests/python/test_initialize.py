@@ -269,6 +269,92 @@ def test_what_cannot_be_taken_over_is_refused(make, words):
     assert isinstance(error.value, ValueError) and isinstance(error.value, ballast.Error)
 
 
+def test_a_schedule_of_another_optimizer_is_refused():
+    other = OPTIMIZERS["sgd"](Net().parameters())
+    model = Net()
+    for schedule in (torch.optim.lr_scheduler.StepLR(other, 1), "cosine"):
+        with pytest.raises(ballast.ConfigError, match="schedule"):
+            start(model, 2, OPTIMIZERS["sgd"](model.parameters()), lr_scheduler=schedule)
+
+
+def test_schedules_that_keep_notes_in_the_groups():
+    plain, model = Net(), Net()
+    make = lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.3, total_steps=10, cycle_momentum=False)
+    optimizer = OPTIMIZERS["sgd"](plain.parameters())
+    want = train_plain(plain, optimizer, WINDOWS, after=make(optimizer).step)
+    engine, *_ = start(model, 2, OPTIMIZERS["sgd"](model.parameters()), lr_scheduler=make)
+    assert_close(train_engine(engine, WINDOWS), want)
+    moving = lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.3, total_steps=10)
+    engine, *_ = start(model := Net(), 2, OPTIMIZERS["momentum"](model.parameters()), lr_scheduler=moving)
+    engine.backward(loss_of(engine, tokens(0, 0)))
+    with pytest.raises(ballast.UseError, match="cycle_momentum=False"):
+        engine.step()
+        engine.backward(loss_of(engine, tokens(0, 1)))
+        engine.step()
+
+
+def test_a_class_of_schedules_is_called():
+    engine, optimizer, _, schedule = start(Net(), 2, OPTIMIZERS["sgd"], lr_scheduler=torch.optim.lr_scheduler.ConstantLR)
+    assert isinstance(schedule, torch.optim.lr_scheduler.ConstantLR) and schedule.optimizer is optimizer
+
+
+def test_a_loop_that_calls_the_given_optimizer_trains():
+    plain, model = Net(), Net()
+    want = train_plain(plain, OPTIMIZERS["adamw"](plain.parameters()), WINDOWS)
+    client = OPTIMIZERS["adamw"](model.parameters())
+    engine, *_ = start(model, 3, client)
+    for step, length in enumerate(WINDOWS):
+        for number in range(length):
+            (loss_of(model, tokens(step, number)) / length).backward()
+        client.step()
+        client.zero_grad()
+    assert_close(masters(engine), want)
+
+
+def test_no_optimizer_at_all_is_said():
+    with pytest.warns(UserWarning, match="AdamW with lr 0.001"):
+        ballast.initialize(model=Net(), config={}, device="cpu")
+
+
+def test_errors_speak_python(tmp_path):
+    engine, *_ = start(Net())
+    loss = loss_of(engine, tokens(0, 0))
+    for wrong, word in ((loss.detach(), r"torch\.no_grad\(\)"), (1.0, "float"), (torch.ones(3), "one number")):
+        with pytest.raises(ballast.UseError, match=word):
+            engine.backward(wrong)
+    with pytest.raises(ballast.UseError, match="'name'"):
+        ballast.safe_get_full_fp32_param("name")
+    with pytest.raises(ballast.UseError, match="not its class"):
+        ballast.initialize(model=Net, config={}, device="cpu")
+    with pytest.raises(ballast.UseError, match="first argument is args"):
+        ballast.initialize(Net(), {})
+    with pytest.raises(ballast.ConfigError, match="two configurations"):
+        ballast.initialize(argparse.Namespace(deepspeed_config="x"), Net(), config={})
+    with pytest.raises(OSError, match="none"):
+        engine.load_checkpoint(tmp_path / "none")
+    engine.save_checkpoint(tmp_path, 100)
+    assert (tmp_path / "100").is_dir() and engine.load_checkpoint(tmp_path, 100)[0].endswith("/100")
+    engine.destroy()
+    with pytest.raises(ballast.UseError, match=r"destroy\(\)"):
+        engine.backward(loss)
+    with ballast.zero.Init(min_numel=0):
+        model = Net()
+    torch.nn.init.zeros_(model.head.weight)
+    with pytest.raises(ballast.UseError, match=r"^\[engine.materialize\] \[zero.Init\].*embed.weight"):
+        ballast.initialize(model=model, config=settings(3), device="cpu")
+
+
+def test_a_report_travels():
+    import pickle
+
+    engine, *_ = start(Net())
+    engine.backward(loss_of(engine, tokens(0, 0)))
+    report = engine.step()
+    copy = pickle.loads(pickle.dumps(report))
+    for name in ("applied", "reason", "grad_norm", "clip_factor", "loss_scale", "micro_batches", "weight", "lr"):
+        assert getattr(copy, name) == getattr(report, name)
+
+
 def test_what_changes_after_the_start_is_refused():
     engine, optimizer, _, _ = start(model := Net(), 2, OPTIMIZERS["adamw"](model.parameters()))
     engine.backward(loss_of(engine, tokens(0, 0)))
