@@ -18,9 +18,11 @@ def enter(engine, names: dict[torch.Tensor, str]) -> None:
         _engines[parameter] = (reference, name)
 
 
-def leave(names) -> None:
+def leave(engine, names) -> None:
     for parameter in names:
-        _engines.pop(parameter, None)
+        entry = _engines.get(parameter)
+        if entry is not None and entry[0]() is engine:  # else another engine has taken it over
+            del _engines[parameter]
 
 
 def find(parameter: torch.Tensor):

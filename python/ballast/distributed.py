@@ -58,9 +58,17 @@ def world_of(device: str | torch.device | None, timeout: float) -> World:
     options = {"device": "auto" if device is None else str(device), "timeout": timeout}
     if not dist.is_initialized():
         return World.from_env(**options)
-    backend = dist.get_backend()
-    carriers = {"nccl": "nccl", "gloo": "gloo"}
-    known = [carriers[part] for name in backend.split(",") if (part := name.split(":")[-1]) in carriers]
-    if not known:
-        raise UseError(f"[distributed.world] no such backend here (torch.distributed's is {backend}; want nccl or gloo)")
-    return World.from_process_group(dist.group.WORLD, backend=known[-1], **options)
+    on_gpu = torch.cuda.is_available() if device is None else torch.device(device).type == "cuda"
+    backend = _backend_of(dist.get_backend_config(), "cuda" if on_gpu else "cpu")
+    return World.from_process_group(dist.group.WORLD, backend=backend, **options)
+
+
+def _backend_of(group: str, kind: str) -> str:
+    """What carries a kind of device ("cpu", "cuda") in a group like "gloo" or "cpu:gloo,cuda:nccl". UseError."""
+    by_device = dict(part.split(":") if ":" in part else (kind, part) for part in group.split(","))
+    backend = by_device.get(kind, "none")
+    if backend not in ("nccl", "gloo"):
+        raise UseError(
+            f"[distributed.world] no such backend here (torch.distributed's for {kind} is {backend}; want nccl or gloo)"
+        )
+    return backend

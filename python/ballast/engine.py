@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterable
 import torch
 import torch.utils._pytree as pytree
 
-from . import _ballast, _registry, configuration, materialize, optimizer as optimizers
+from . import _ballast, _registry, client_state as documents, configuration, materialize, optimizer as optimizers
 from ._ballast import ConfigError, StepReport, UseError
 from .distributed import init_distributed, world_of
 from ._missing import MISSING
@@ -31,18 +31,25 @@ def _end_all() -> None:
 
 def _groups_of(parameters: Iterable, settings: dict, names: dict[torch.Tensor, str]) -> dict:
     """The configuration's optimizer section with model_parameters' groups taken in."""
-    given = list(parameters)
+    given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     groups = given if given and isinstance(given[0], dict) else [{"params": given}]
     covered = set()
     described = []
     for group in groups:
         own = {key: optimizers._plain(value) for key, value in group.items() if key not in ("params", "name")}
         patterns = []
-        for parameter in group["params"]:
+        members = [group["params"]] if isinstance(group["params"], torch.Tensor) else group["params"]
+        for parameter in members:
+            if isinstance(parameter, tuple):  # of named_parameters()
+                parameter = parameter[1]
             if not isinstance(parameter, torch.Tensor) or parameter not in names:
                 raise ConfigError(
                     "[engine.initialize] model_parameters has a tensor that is no parameter of the model (shape "
-                    f"{list(parameter.shape)}; pass model.parameters())"
+                    f"{list(getattr(parameter, 'shape', []))}; pass model.parameters())"
+                )
+            if names[parameter] in covered:
+                raise ConfigError(
+                    f"[engine.initialize] a parameter stands twice in model_parameters ({names[parameter]}; give it to one group)"
                 )
             covered.add(names[parameter])
             patterns.append(optimizers._pattern(names[parameter]))
@@ -54,7 +61,7 @@ def _groups_of(parameters: Iterable, settings: dict, names: dict[torch.Tensor, s
             f"{', ...' if len(missing) > 4 else ''}; add them, or call requires_grad_(False) on them)"
         )
     described = [group for group in described if group["patterns"]]
-    if len(described) > 1 or len(described[0]) > 1:
+    if len(described) > 1 or (described and len(described[0]) > 1):
         params = settings.get("params", {})
         if params.get("groups"):
             raise ConfigError(
@@ -120,6 +127,8 @@ def initialize(
             "or args.deepspeed_config)"
         )
     config = given[0]
+    if torch.is_inference_mode_enabled():
+        raise UseError("[engine.initialize] called in inference mode, where no tensor can be trained (call it outside)")
     if distributed_port is not None:
         os.environ.setdefault("MASTER_PORT", str(distributed_port))
     if dist_init_required:
@@ -129,6 +138,8 @@ def initialize(
     names = {parameter: name for name, parameter in model.named_parameters()}
     if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = optimizer(list(model_parameters) if model_parameters is not None else list(model.parameters()))
+        if optimizer is None:
+            raise ConfigError("[engine.initialize] optimizer= made none (got None; return the optimizer)")
     if optimizer is not None:
         if "optimizer" in settings:
             raise ConfigError(
@@ -161,6 +172,9 @@ def initialize(
     engine = Engine(model, settings, world, optimizer, names)
     if callable(lr_scheduler) and (isinstance(lr_scheduler, type) or not hasattr(lr_scheduler, "step")):
         lr_scheduler = lr_scheduler(engine.optimizer)
+        if not callable(getattr(lr_scheduler, "step", None)):
+            engine.destroy()
+            raise ConfigError(f"[engine.initialize] lr_scheduler= made no schedule (got {type(lr_scheduler).__name__})")
     engine.lr_scheduler = lr_scheduler
     loader = None
     if training_data is not None:
@@ -184,7 +198,10 @@ class Engine:
         self._core = _ballast.Engine(model, json.dumps(settings), world, materialize.by_name(model))
         _living.add(self._core)
         self._names = names
-        _registry.enter(self._core, names)
+        # The engine leaves integers and the like alone: every rank has them whole.
+        kinds = (torch.float32, torch.bfloat16, torch.float16)
+        self._trained = {parameter: name for parameter, name in names.items() if parameter.dtype in kinds}
+        _registry.enter(self._core, self._trained)
         self._config = json.loads(self._core.config())
         self._scaled = self.fp16_enabled()
         self.optimizer = Optimizer(self, self._describe_groups(client), client)
@@ -255,6 +272,12 @@ class Engine:
 
     def step(self, lr_kwargs: dict | None = None) -> StepReport:
         """Collective. Ends the window, or counts a micro-batch. The report says what was done."""
+        plateau = isinstance(self.lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        if plateau and "metrics" not in (lr_kwargs or {}) and self.is_gradient_accumulation_boundary():
+            raise UseError(
+                "[engine.step] a ReduceLROnPlateau has nothing to go by (call step(lr_kwargs={\"metrics\": loss}), or leave the "
+                "schedule out of ballast.initialize and step it yourself)"
+            )
         report = self.optimizer.step()
         if report.applied and self.lr_scheduler is not None:
             self.lr_scheduler.step(**(lr_kwargs or {}))
@@ -360,7 +383,7 @@ class Engine:
                 f"{len(self.optimizer.param_groups)})"
             )
         for group, rate in zip(self.optimizer.param_groups, rates):
-            group["lr"] = rate
+            group["lr"] = float(rate)
 
     def _batch(self) -> tuple[int, int, int]:
         """train_batch, micro_batch, accumulation_steps; the configuration names at least what isn't 1."""
@@ -440,13 +463,7 @@ class Engine:
                 "exclude_frozen_parameters=True aren't there; use another save_dir, or save_16bit_model)"
             )
         self.optimizer.push(self._core)  # what the next step would use
-        state = dict(client_state or {})
-        if self.lr_scheduler is not None:
-            state["lr_scheduler"] = self.lr_scheduler.state_dict()
-        try:
-            text = json.dumps(state) if state else ""
-        except (TypeError, ValueError) as error:
-            raise UseError(f"[engine.save_checkpoint] client_state isn't JSON ({error})") from None
+        text = documents.write(client_state, None if self.lr_scheduler is None else self.lr_scheduler.state_dict())
         self._core.save_checkpoint(os.fspath(save_dir), "" if tag is None else str(tag), text, include_window, asynchronous, keep_last)
         return True
 
@@ -472,12 +489,11 @@ class Engine:
             load_lr_scheduler_states,
             load_module_strict,
         )
-        state = json.loads(found["client_state"]) if found["client_state"] else {}
-        schedule = state.pop("lr_scheduler", None)
+        client_state, schedule = documents.read(found["client_state"])
         if schedule is not None and self.lr_scheduler is not None and load_lr_scheduler_states and not load_module_only:
             self.lr_scheduler.load_state_dict(schedule)
         self.optimizer.pull(self._core)
-        return os.path.join(os.fspath(load_dir), found["tag"]), state
+        return os.path.join(os.fspath(load_dir), found["tag"]), client_state
 
     def save_16bit_model(
         self,
@@ -491,29 +507,34 @@ class Engine:
         for name, parameter in self.module.named_parameters():
             if exclude_frozen_parameters and not parameter.requires_grad:
                 continue
-            full = self._core.full_parameter(name)
+            full = self._core.full_parameter(name) if parameter in self._trained else parameter.detach()
             if self.world.rank == 0:
                 values[parameter] = full.to(device="cpu", dtype=parameter.dtype)
         if self.world.rank != 0:
             return True
-        state = {}
+        whole = {}
         for name, tensor in self.module.state_dict(keep_vars=True).items():
             if isinstance(tensor, torch.nn.Parameter):
                 if tensor in values:
-                    state[name] = values[tensor]
-            else:
-                state[name] = tensor.detach().cpu()
+                    whole[name] = values[tensor]
+            else:  # a module's extra state is anything
+                whole[name] = tensor.detach().cpu() if isinstance(tensor, torch.Tensor) else tensor
         os.makedirs(save_dir, exist_ok=True)
         path = os.path.join(os.fspath(save_dir), save_filename)
         if save_filename.endswith(".safetensors"):
             from safetensors.torch import save_file
 
             distinct = {}
-            for name, tensor in state.items():
+            for name, tensor in whole.items():
+                if not isinstance(tensor, torch.Tensor):
+                    raise UseError(
+                        f"[engine.save_16bit_model] safetensors holds tensors only ({name} is a {type(tensor).__name__}; choose a "
+                        "save_filename without .safetensors)"
+                    )
                 distinct[name] = tensor.clone() if any(tensor is other for other in distinct.values()) else tensor
             save_file(distinct, path + ".tmp", metadata={"format": "pt"})
         else:
-            torch.save(state, path + ".tmp")
+            torch.save(whole, path + ".tmp")
         os.replace(path + ".tmp", path)
         return True
 
@@ -547,7 +568,7 @@ class Engine:
     def destroy(self) -> None:
         """Collective. Ends the engine: the module gets its full parameters back, and every later call is a UseError."""
         self._core.shutdown()
-        _registry.leave(self._names)
+        _registry.leave(self._core, self._trained)
 
     def __getattr__(self, name: str):
         if name.startswith("__") or name == "module":

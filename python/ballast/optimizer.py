@@ -17,6 +17,7 @@ _HYPER = {
 }
 # What would change the result and isn't there; the rest chooses an implementation (foreach, fused, capturable).
 _MUST_BE_FALSE = ("amsgrad", "maximize", "differentiable")
+_FIXED = {"betas", "eps", "weight_decay", "momentum", "dampening", "nesterov", *_MUST_BE_FALSE}
 
 
 def _plain(value):
@@ -97,6 +98,7 @@ class Optimizer(torch.optim.Optimizer):
         for group in self.param_groups[1:]:
             self._index.append(max(self._index) + 1 if group["params"] else -1)
         self._fixed = self._hyper()
+        self._members = self._parameters()
         self._known = self._rates()
         if client is not None:
             self._stand_in_for(client)
@@ -111,16 +113,31 @@ class Optimizer(torch.optim.Optimizer):
         client.zero_grad = self.zero_grad
 
     def _hyper(self) -> list[dict]:
-        skipped = ("params", "lr", "initial_lr", "param_names")
-        return [{key: value for key, value in group.items() if key not in skipped} for group in self.param_groups]
+        # Schedulers keep values of their own beside these.
+        return [{key: _plain(value) for key, value in group.items() if key in _FIXED} for group in self.param_groups]
+
+    def _parameters(self) -> list[list[int]]:
+        return [[id(parameter) for parameter in group["params"]] for group in self.param_groups]
 
     def _rates(self) -> list[float]:
         return [float(group["lr"]) for group in self.param_groups]
 
     def push(self, core) -> None:
         """Gives the engine what the caller has written to param_groups."""
+        if self._client is not None and self._client.param_groups is not self.param_groups:
+            raise UseError(
+                "[optimizer.step] the optimizer that ballast.initialize took over has other param_groups now (its "
+                "load_state_dict() was called, or they were assigned; load before ballast.initialize, or by "
+                "engine.load_checkpoint)"
+            )
         if len(self.param_groups) != len(self._index):
             raise UseError("[optimizer.step] a parameter group was added (give all groups to ballast.initialize)")
+        for number, (now, then) in enumerate(zip(self._parameters(), self._members)):
+            if now != then:
+                raise UseError(
+                    f"[optimizer.step] parameters of a group can't change after the start (group {number}: {len(now)} now, "
+                    f"{len(then)} at the start; give all groups to ballast.initialize)"
+                )
         rates = self._rates()
         if rates != self._known:
             new = core.lr()
@@ -130,11 +147,11 @@ class Optimizer(torch.optim.Optimizer):
             core.set_lr(new)
             self._known = rates
         for number, (now, then) in enumerate(zip(self._hyper(), self._fixed)):
-            changed = [key for key in then if now.get(key) != then[key]]  # schedules keep notes of their own there
+            changed = [key for key in {**then, **now} if (now.get(key) or 0) != (then.get(key) or 0)]
             if changed:
                 raise UseError(
                     f"[optimizer.step] only a learning rate can change after the start (group {number}: {', '.join(changed)}; "
-                    "make a new engine for other values; a schedule that moves them takes cycle_momentum=False)"
+                    "make a new engine for other values; a schedule that moves the momentum takes cycle_momentum=False)"
                 )
 
     def pull(self, core) -> None:

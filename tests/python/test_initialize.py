@@ -142,6 +142,64 @@ def test_a_schedule_goes_through_a_checkpoint(tmp_path):
         assert torch.equal(got[name], want[name]), name
 
 
+SCHEDULES = {
+    "multi_step": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 4], gamma=0.5),
+    "one_cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.5, total_steps=9, cycle_momentum=False),
+    "averaging": lambda o: torch.optim.swa_utils.SWALR(o, 0.05, anneal_epochs=2),
+    "plateau": lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=1),
+    "sequence": lambda o: torch.optim.lr_scheduler.SequentialLR(
+        o, [torch.optim.lr_scheduler.LinearLR(o, total_iters=2), torch.optim.lr_scheduler.MultiStepLR(o, [1])], [3]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_of_torch_go_on_from_a_checkpoint(name, tmp_path):
+    plain = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    schedule = SCHEDULES[name](plain)
+    given = {"metrics": 1.0} if name == "plateau" else {}
+    engine, *_ = start(Net(), lr_scheduler=SCHEDULES[name])
+    for step in range(6):
+        if step == 2:
+            engine.save_checkpoint(tmp_path)
+            engine, *_ = start(Net(), lr_scheduler=SCHEDULES[name])
+            engine.load_checkpoint(tmp_path)
+        want = plain.param_groups[0]["lr"]
+        plain.step()
+        schedule.step(**given)
+        engine.backward(loss_of(engine, tokens(step, 0)))
+        assert engine.step(lr_kwargs=given).lr == [want]
+
+
+def test_a_schedule_that_wants_a_value_gets_it_before_the_update():
+    engine, *_ = start(Net(), lr_scheduler=SCHEDULES["plateau"])
+    engine.backward(loss_of(engine, tokens(0, 0)))
+    with pytest.raises(ballast.UseError, match="metrics"):
+        engine.step()
+    assert engine.global_steps == 0
+    assert engine.step(lr_kwargs={"metrics": 1.0}).applied
+
+
+def test_client_state_comes_back_as_it_was(tmp_path):
+    engine, *_ = start(Net(), lr_scheduler=SCHEDULES["multi_step"])
+    state = {"best": float("inf"), "seen": {3: [1, 2], "x": None}, "lr_scheduler": "mine", "__ballast__": {"value": 1.5}}
+    engine.save_checkpoint(tmp_path, client_state=state)
+    assert engine.load_checkpoint(tmp_path)[1] == state
+    for wrong, words in (([1], "is a dict"), ({"x": {1}}, "isn't JSON"), ({"ballast.lr_scheduler": 1}, "rename")):
+        with pytest.raises(ballast.UseError, match=words):
+            engine.save_checkpoint(tmp_path, client_state=wrong)
+
+
+def test_model_parameters_in_other_forms():
+    def rates(give, **more):
+        return start(model := Net(), model_parameters=give(model), more=more)[0].get_lr()
+
+    assert rates(lambda m: m.named_parameters()) == [0.1]
+    rest = lambda m: [p for p in m.parameters() if p is not m.unused]
+    assert rates(lambda m: [{"params": m.unused, "lr": 0.3}, {"params": rest(m)}]) == [0.3, 0.1]
+    assert rates(lambda m: (m.requires_grad_(False), [])[1]) == [0.1]
+
+
 def test_model_parameters_as_groups():
     plain, model = Net(), Net()
     want = train_plain(plain, make_groups(plain), WINDOWS)
@@ -250,6 +308,8 @@ class Odd(torch.optim.Adam):
         (lambda m: {"optimizer": torch.optim.SGD([m.embed.weight], lr=1)}, ["blocks.0.weight", "requires_grad_(False)"]),
         (lambda m: {"optimizer": torch.optim.SGD(Net().parameters(), lr=1)}, ["no parameter of the model"]),
         (lambda m: {"model_parameters": [m.embed.weight]}, ["model_parameters lacks", "blocks.0.bias"]),
+        (lambda m: {"model_parameters": [*m.parameters(), m.unused]}, ["twice", "unused"]),
+        (lambda m: {"optimizer": lambda parameters: None}, ["None"]),
         (lambda m: {"config": {"zero_optimisation": {}}}, ["zero_optimisation", "zero_optimization"]),
         (lambda m: {"config": {"x": {1}}}, ["isn't JSON"]),
         (lambda m: {"config": 3}, ["dict or a path", "int"]),
@@ -368,7 +428,70 @@ def test_what_changes_after_the_start_is_refused():
         optimizer.state_dict()
     with pytest.raises(ballast.UseError, match="closures"):
         optimizer.step(lambda: None)
+    members = optimizer.param_groups[0]["params"]
+    optimizer.param_groups[0]["params"] = members[:-1]
+    with pytest.raises(ballast.UseError, match=f"group 0: {len(members) - 1} now, {len(members)} at the start"):
+        engine.step()
+    optimizer.param_groups[0]["params"] = members
     assert engine.step().applied
+
+
+def test_an_optimizer_that_was_taken_over_and_then_loaded_is_refused():
+    client = OPTIMIZERS["adamw"]((model := Net()).parameters())
+    engine, *_ = start(model, 2, client)
+    client.load_state_dict(client.state_dict())
+    with pytest.raises(ballast.UseError, match="load_state_dict"):
+        engine.step()
+
+
+def test_a_schedule_that_a_callable_does_not_make_is_refused():
+    with pytest.raises(ballast.ConfigError, match="made no schedule"):
+        start(model := Net(), lr_scheduler=lambda optimizer: None)
+    with pytest.raises(ballast.UseError, match="inference mode"), torch.inference_mode():
+        start(model)
+    start(model)  # nothing of it is left
+
+
+def test_an_engine_that_has_ended_leaves_the_next_one_alone():
+    first, *_ = start(model := Net(), 3)
+    first.destroy()
+    second, *_ = start(model, 3)
+    first.destroy()
+    with ballast.zero.GatheredParameters(model.unused, modifier_rank=0):
+        model.unused.data.zero_()
+    assert torch.equal(masters(second)["unused"], torch.zeros(3))
+
+
+def test_what_the_engine_leaves_alone_is_whole_everywhere(tmp_path):
+    class Odd(Net):
+        def __init__(self):
+            super().__init__()
+            self.order = torch.nn.Parameter(torch.arange(3), requires_grad=False)
+
+        def get_extra_state(self):
+            return {"words": ["any"]}
+
+        def set_extra_state(self, state):
+            pass
+
+    engine, *_ = start(model := Odd(), 3)
+    with ballast.zero.GatheredParameters(list(model.parameters())):
+        assert model.order.tolist() == [0, 1, 2]
+    engine.save_16bit_model(tmp_path)
+    got = torch.load(tmp_path / "pytorch_model.bin")
+    assert torch.equal(got["order"], torch.arange(3)) and got["_extra_state"] == {"words": ["any"]}
+    with pytest.raises(ballast.UseError, match="_extra_state is a dict"):
+        engine.save_16bit_model(tmp_path, "model.safetensors")
+
+
+def test_the_backend_of_a_group_of_several():
+    from ballast.distributed import _backend_of
+
+    assert _backend_of("gloo", "cpu") == _backend_of("cpu:gloo,cuda:nccl", "cpu") == "gloo"
+    assert _backend_of("cpu:gloo,cuda:nccl", "cuda") == _backend_of("nccl", "cuda") == "nccl"
+    for group, kind in (("fake", "cpu"), ("cuda:nccl", "cpu"), ("cpu:mpi,cuda:nccl", "cpu")):
+        with pytest.raises(ballast.UseError, match="nccl or gloo"):
+            _backend_of(group, kind)
 
 
 def test_a_name_that_is_missing_says_what_to_do_instead():
