@@ -4,6 +4,7 @@ instead of done; the engine then has the values made unit by unit, and keeps a s
 from __future__ import annotations
 
 import mmap
+import threading
 import weakref
 from dataclasses import dataclass, field
 from typing import Any, Callable
@@ -16,8 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from . import _ballast, configuration
 from ._ballast import ConfigError, UseError
-
-aten = torch.ops.aten
+from .raw_reads import RawReads
 
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's; Python names it from 3.13 on
 
@@ -31,7 +31,8 @@ _FILLS = {
     )
 }
 
-_described: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameter -> (its _Record, _Part, version when Init ended)
+_described: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameter -> _Description of it
+_OWN = "_ballast_described"  # the attribute of modules that says which parameters of theirs Init() described
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,45 @@ class _Record:
             self._show(part, real).copy_(result)
 
 
+@dataclass(frozen=True)
+class _Description:
+    record: _Record
+    part: _Part
+    version: int  # when Init ended
+    memory: torch.UntypedStorage  # on the meta device, of no bytes; another one after `parameter.data = ...`
+
+    @classmethod
+    def of(cls, parameter: torch.Tensor, record: _Record, part: _Part) -> _Description:
+        return cls(record, part, parameter._version, parameter.untyped_storage())
+
+    def holds_for(self, parameter: torch.Tensor) -> bool:
+        # A conversion, as by module.to(torch.bfloat16), is what assigns memory of another type.
+        converted = parameter.dtype != self.record.storages[self.part.storage][2]
+        same = parameter.untyped_storage()._cdata == self.memory._cdata
+        return converted or (same and parameter._version == self.version)
+
+
+class _Own:
+    """A module's described parameters. Copies of the module are described as it is."""
+
+    def __init__(self, parameters: dict[str, torch.Tensor]):
+        self._parameters = parameters
+
+    def __deepcopy__(self, memo: dict) -> _Own:
+        copies = {}
+        for name, parameter in self._parameters.items():
+            copy, description = memo.get(id(parameter)), _described.get(parameter)
+            if copy is None or description is None or not copy.is_meta:
+                continue
+            if description.holds_for(parameter):
+                _described[copy] = _Description.of(copy, description.record, description.part)
+            copies[name] = copy
+        return _Own(copies)
+
+    def __reduce__(self):
+        return _Own, ({},)
+
+
 class _Kept:
     """A real tensor among the arguments, which nobody may change before the values are made."""
 
@@ -167,11 +207,14 @@ class _Recorder(TorchDispatchMode):
         if writes and not all(self.record.knows(value) for value in writes):
             return self._now(function, args, kwargs, known)
         decides = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(tags)
-        if decides or function in (aten.equal.default, aten.is_nonzero.default):
+        if decides or not all("Tensor" in str(result.type) for result in function._schema.returns):
             return self._now(function, args, kwargs, known)
         if torch.Tag.nondeterministic_seeded in tags and function._schema.name not in _FILLS:
             return self._now(function, args, kwargs, known)
-        return self._write_down(function, args, kwargs)
+        try:
+            return self._write_down(function, args, kwargs)
+        except NotImplementedError:  # no description of what it gives
+            return self._now(function, args, kwargs, known)
 
     def _makes_a_large_one(self, function, args, kwargs) -> bool:
         if not any(argument.name == "device" for argument in function._schema.arguments):
@@ -320,12 +363,15 @@ class Init:
     Inside, large tensors have no values yet; what is done to them is written down. Afterwards the parameters among them
     are on the meta device, and ballast.initialize has their values made unit by unit (an ordinary construction's time
     once more), equal to those that the constructor makes with the same seed; each rank keeps its shards. Until then the
-    model can't be used. Later changes to its values belong inside GatheredParameters after initialize. What reads a large
-    tensor past PyTorch's operators inside (numpy()) sees no values.
+    model can't be used. Later changes to its values belong inside GatheredParameters after initialize. numpy(), tolist(),
+    __dlpack__() inside give a copy; what else reads memory past PyTorch's operators there (pickle) sees no values.
 
     dtype: of floating-point parameters, like torch.set_default_dtype. min_numel: tensors of at most this many elements
     are made at once, and real. enabled: False does nothing. config, config_dict_or_path: as in DeepSpeed; only checked.
+    Inside another Init() only dtype counts.
     """
+
+    _this_thread = threading.local()  # .inside: the innermost one
 
     def __init__(
         self,
@@ -350,6 +396,7 @@ class Init:
         self._min_numel = min_numel
         self._record = _Record()
         self._undo: list[Callable[[], None]] = []
+        self._outer: Init | None = None
         self._owners: list[weakref.ref] = []  # modules that got a parameter or a child, which may be a copy with its own
 
     def __enter__(self) -> Init:
@@ -359,12 +406,23 @@ class Init:
             before = torch.get_default_dtype()
             torch.set_default_dtype(self._dtype)
             self._undo.append(lambda: torch.set_default_dtype(before))
+        self._outer = getattr(Init._this_thread, "inside", None)
+        Init._this_thread.inside = self
+        self._undo.append(self._leave)
+        if self._outer is not None:
+            return self  # which writes down what is made here too
         for register in (hooks.register_module_parameter_registration_hook, hooks.register_module_module_registration_hook):
             self._undo.append(register(lambda owner, name, new: self._owners.append(weakref.ref(owner))).remove)
         recorder = _Recorder(self._record, self._min_numel)
         recorder.__enter__()
         self._undo.append(lambda: recorder.__exit__(None, None, None))
+        reads = RawReads(self._record)
+        reads.__enter__()
+        self._undo.append(lambda: reads.__exit__(None, None, None))
         return self
+
+    def _leave(self) -> None:
+        Init._this_thread.inside = self._outer
 
     def __exit__(self, *raised) -> None:
         while self._undo:
@@ -372,11 +430,18 @@ class Init:
         if raised[0] is not None:
             return  # there is no model
         owners = {id(owner): owner for reference in self._owners if (owner := reference()) is not None}
-        for parameter in {parameter for owner in owners.values() for parameter in owner.parameters()}:
+        modules = {module for owner in owners.values() for module in owner.modules()}
+        parameters = {parameter for module in modules for parameter in module._parameters.values() if parameter is not None}
+        for parameter in parameters:
             if self._record.knows(parameter):
                 part = self._record.part_of(parameter)
                 _ballast.move_to_meta(parameter)
-                _described[parameter] = (self._record, part, parameter._version)
+                _described[parameter] = _Description.of(parameter, self._record, part)
+        for module in modules:
+            parameters = {name: one for name, one in module._parameters.items() if one is not None}
+            own = {name: one for name, one in parameters.items() if one in _described}
+            if own:
+                module.__dict__[_OWN] = _Own(own)
         self._record.make_the_rest()
 
 
@@ -397,16 +462,15 @@ def by_name(model: torch.nn.Module) -> Callable[[list[str]], list[torch.Tensor]]
 
 
 def _value_of(parameter: torch.Tensor, name: str, model: torch.nn.Module) -> torch.Tensor:
-    entry = _described.get(parameter)
-    if entry is None:
+    description = _described.get(parameter)
+    if description is None and _OWN not in vars(model.get_submodule(name.rpartition(".")[0])):
         return _reset(model, name)
-    record, part, version = entry
-    if parameter._version != version:
+    if description is None or not description.holds_for(parameter):
         raise UseError(
             f"[zero.Init] a parameter was changed after Init() ended ({name}; change it inside, or inside "
             "GatheredParameters after ballast.initialize)"
         )
-    return record.values([part])[0]
+    return description.record.values([description.part])[0]
 
 
 def _reset(model: torch.nn.Module, name: str) -> torch.Tensor:

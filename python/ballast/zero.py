@@ -7,6 +7,7 @@ from typing import Iterable
 import torch
 
 from . import _registry
+from ._ballast import UseError
 from ._missing import FUNCTIONS
 from .materialize import Init
 
@@ -43,8 +44,17 @@ class GatheredParameters:
             found = _registry.find(parameter)
             if found is not None:
                 by_engine.setdefault(found[0], []).append(parameter)
-        for engine, parameters in by_engine.items():
-            self._guards.append(engine.gathered(parameters, self._writer))
+            elif parameter.is_meta:
+                raise UseError(
+                    f"[zero.GatheredParameters] a parameter has no values yet (shape {list(parameter.shape)}; call "
+                    "ballast.initialize with its model first)"
+                )
+        try:
+            for engine, parameters in by_engine.items():
+                self._guards.append(engine.gathered(parameters, self._writer))
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __exit__(self, *raised) -> None:
         guards, self._guards = self._guards, []

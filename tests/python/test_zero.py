@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import numpy
 import pytest
 import torch
 from plain import Net, assert_close, masters, settings, train_engine
@@ -232,3 +233,98 @@ def _gathered(rank, stage):
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_parameters_are_read_and_written_whole(stage):
     run(2, _gathered, stage)
+
+
+def both(make, change=lambda model: None):
+    """Values by an ordinary construction, and by Init() and an engine; change: what happens to the model in between."""
+    torch.manual_seed(5)
+    ordinary = make()
+    torch.manual_seed(5)
+    with ballast.zero.Init(min_numel=4):
+        model = make()
+    change(ordinary)
+    change(model)
+    engine = ballast.initialize(model=model, config=settings(3, "host", optimizer={"type": "Adam"}), device="cpu")[0]
+    return masters(engine), {name: parameter.float() for name, parameter in ordinary.named_parameters()}
+
+
+class Reads(torch.nn.Module):
+    """Looks at values in ways that are no operators."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4, 4))
+        self.other = torch.nn.Parameter(torch.as_tensor(how(self.weight.detach())) * 2)
+
+
+@pytest.mark.parametrize("how", [torch.Tensor.numpy, torch.Tensor.tolist, numpy.asarray, torch.from_dlpack, copy.deepcopy])
+def test_values_read_past_operators_inside_init(how):
+    assert_close(*both(lambda: Reads(how)), 0)
+
+
+def test_a_write_through_numpy_inside_init_is_refused():
+    with ballast.zero.Init(min_numel=4), pytest.raises(ValueError, match="read-only"):
+        torch.randn(4, 4).numpy()[0] = 1
+
+
+@pytest.mark.parametrize("way", ["matrix_exp", "cayley", "householder"])
+def test_operators_without_a_description_inside_init(way):
+    def make():
+        return torch.nn.utils.parametrizations.orthogonal(torch.nn.Linear(5, 5), orthogonal_map=way)
+
+    assert_close(*both(make), 0)
+
+
+def test_a_copy_of_a_described_model_has_its_values():
+    class Pair(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(5, 5), torch.nn.Linear(5, 5)
+
+    def change(pair):
+        pair.second = copy.deepcopy(pair.first)
+        pair.third = copy.deepcopy(pair)
+
+    assert_close(*both(Pair, change), 0)
+    assert_close(*both(Pair, lambda pair: pair.second.to(torch.bfloat16)), 0)
+
+
+def _assign(layer):
+    layer.weight.data = layer.weight.data * 2
+
+
+def _replace(layer):
+    layer.weight = torch.nn.Parameter(layer.weight.detach() * 2)
+
+
+def _fill(layer):
+    torch.nn.init.zeros_(layer.weight)
+
+
+@pytest.mark.parametrize("change", [_assign, _replace, _fill])
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_described_parameter_that_was_changed_is_refused(change, copied):
+    with ballast.zero.Init(min_numel=4):
+        layer = torch.nn.Linear(5, 5)
+    layer = copy.deepcopy(layer) if copied else layer
+    change(layer)
+    for one in (layer, copy.deepcopy(layer)):
+        with pytest.raises(ballast.UseError, match=r"changed after Init\(\) ended \(weight"):
+            ballast.initialize(model=one, config=settings(3, optimizer={"type": "Adam"}), device="cpu")
+    with pytest.raises(ballast.UseError, match="ballast.initialize"), ballast.zero.GatheredParameters(layer.weight):
+        pass
+
+
+def test_init_inside_init():
+    class Nested(torch.nn.Module):
+        def __init__(self, enabled):
+            super().__init__()
+            self.first = torch.nn.Linear(5, 5)
+            with ballast.zero.Init(min_numel=4, enabled=enabled, dtype=torch.bfloat16 if enabled else None):
+                self.second = torch.nn.Parameter(self.first.weight.detach() + torch.ones(5, 5))
+            self.second.data.mul_(2)
+            self.first.weight.data.mul_(3)
+
+    enabled = iter([False, True])
+    assert_close(*both(lambda: Nested(next(enabled))), 0)
+    assert torch.get_default_dtype() == torch.float32
