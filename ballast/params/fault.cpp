@@ -7,6 +7,7 @@
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StorageImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/SmallVector.h>
 
@@ -139,8 +140,14 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
   if (kind.makes_only_views) return nullptr;
   auto pinned = std::make_unique<PinnedByOperator>();
   pinned->pins = std::move(pins);
-  // Gathering runs operators of its own, which must not be observed in turn.
+  // Gathering runs operators of its own, which must not be observed in turn, nor be taken for the caller's by what it
+  // has put around them: Python's modes (fake tensors), transforms of torch.func, traces.
   at::DisableRecordFunctionGuard unobserved;
+  static constexpr c10::DispatchKeySet kAround(
+      {c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, c10::DispatchKey::PythonDispatcher,
+       c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode,
+       c10::DispatchKey::Functionalize, c10::DispatchKey::Tracer});
+  const c10::impl::ExcludeDispatchKeyGuard plainly(kAround);
   for (const Pin& pin : pinned->pins) pin.handler->touch_and_pin(pin.unit);
   if (kind.writes != 0) report_writes(function.inputs(), kind.writes);
   return pinned;

@@ -337,6 +337,66 @@ def test_a_forked_child_that_ends_harms_nothing(tmp_path):
     train_engine(engine, [1])
 
 
+@pytest.mark.parametrize("placement", ["device", "host", "nvme"])
+def test_a_forked_child_cannot_use_the_engine(placement, tmp_path):
+    engine = start(Net(), 3, placement, tmp_path)
+    train_engine(engine, [1])
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            engine.step()
+        except ballast.UseError as error:
+            code = 0 if "forked child" in str(error) else 2
+        try:
+            ballast.safe_get_full_fp32_param(engine.module.head.weight)
+            code = 3
+        except ballast.UseError:
+            pass
+        del engine
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    train_engine(engine, [1])
+
+
+def test_parameters_that_come_late_are_refused():
+    engine = start(model := Net(), 2)
+    model.blocks[1] = torch.nn.Linear(7, 7)
+    engine.backward(loss_of(engine, tokens(0, 0)))
+    with pytest.raises(ballast.UseError, match="blocks.1.weight"):
+        engine.step()
+
+
+def _in_fake_mode(model, x):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model(torch.empty_like(x))
+
+
+AROUND = {
+    "fake tensors": _in_fake_mode,
+    "jvp": lambda model, x: torch.func.jvp(model, (x,), (x,)),
+    "hessian": lambda model, x: torch.func.hessian(lambda y: model(y).sum())(x[0]),
+    "vmap": lambda model, x: torch.func.vmap(model)(x),
+    "trace": lambda model, x: torch.jit.trace(model, x),
+    "export": lambda model, x: torch.export.export(model, (x,)),
+}
+
+
+@pytest.mark.parametrize("what", AROUND)
+def test_parameters_come_as_they_are_inside_modes_and_transforms(what):
+    """Gathering is the engine's own work, whatever the operator that asks for it is part of."""
+    plain = torch.nn.Linear(6, 6)
+    model = copy.deepcopy(plain)
+    engine = start(model, 3, "host")
+    x = torch.randn(4, 6)
+    AROUND[what](model, x)
+    assert torch.equal(model(x), plain(x))
+    engine.backward(engine(x).sum())
+    assert engine.step().applied
+
+
 def test_a_copy_made_before_is_apart():
     model = Net()
     twin = copy.deepcopy(model)
