@@ -34,8 +34,9 @@ from ._ballast import (
 )
 from ._missing import FUNCTIONS as MISSING_FUNCTIONS
 from .distributed import add_config_arguments, init_distributed
-from .engine import Engine, initialize
+from .engine import Engine
 from .optimizer import Optimizer
+from .start import initialize
 from .utils import (
     safe_get_full_fp32_param,
     safe_get_full_grad,

@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 #include <torch/nn/module.h>
+#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
@@ -30,9 +31,12 @@ EngineOptions engine_options(const py::object& materialize) {
   }};
 }
 
+const pid_t kProcess = getpid();  // that loaded the module
+
 // An engine that Python's garbage collection ends, whenever that is on each rank, must wait for nobody.
 struct Abandon {
   void operator()(Engine* engine) const {
+    if (getpid() != kProcess) return;       // a forked child has none of its threads, and can't wait for them
     const py::gil_scoped_release released;  // its threads may want the lock before they end
     engine->abandon();
     delete engine;
