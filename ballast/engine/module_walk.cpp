@@ -105,9 +105,8 @@ class Walk {
       walked_.parameters[tied->second].names.push_back(name);
       return;
     }
-    const bool half = tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
-    if (!half && tensor.scalar_type() != at::kFloat) {
-      if (!tensor.requires_grad()) return;
+    if (!is_sharded_type(tensor.scalar_type())) {
+      if (!tensor.requires_grad()) return walked_.buffers.push_back(tensor);
       throw UseError("engine.walk", "a parameter of this type can't be trained (", name, ", ",
                      c10::toString(tensor.scalar_type()), "; convert the module: module->to(torch::kFloat32))");
     }
@@ -178,6 +177,8 @@ class Walk {
 };
 
 }  // namespace
+
+bool is_sharded_type(c10::ScalarType type) { return type == at::kFloat || type == at::kHalf || type == at::kBFloat16; }
 
 WalkedModule walk(const torch::nn::Module& module, const Config& config) {
   Walk walk(config);

@@ -12,6 +12,7 @@
 #include "ballast/checkpoint/bounded_json.h"
 #include "ballast/engine/generators.h"
 #include "ballast/engine/impl.h"
+#include "ballast/engine/module_walk.h"
 #include "ballast/engine/rank_errors.h"
 #include "ballast/engine/rank_likeness.h"
 #include "ballast/tiers/device_stream.h"
@@ -74,6 +75,9 @@ NamedTensors Engine::Impl::buffers() const {
   NamedTensors all;
   for (const auto& item : module->named_buffers())
     if (item.value().defined()) all.emplace_back(item.key(), item.value());
+  for (const auto& item : module->named_parameters())  // frozen ones that the engine leaves as they are
+    if (item.value().defined() && !is_sharded_type(item.value().scalar_type()))
+      all.emplace_back(item.key(), item.value());
   return all;
 }
 

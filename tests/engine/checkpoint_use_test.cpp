@@ -222,14 +222,15 @@ TEST(Load, ThawsWhatWasFrozenAndFreezesWhatWasNot) {
   });
 }
 
-/// A module with buffers.
+/// A module with buffers, and a parameter that is as good as one.
 struct Buffered : torch::nn::Module {
   explicit Buffered(double value) {
     p = register_parameter("p", at::full({70}, value));
     mean = register_buffer("mean", at::full({3}, value));
     count = register_buffer("deep_count", at::full({}, static_cast<std::int64_t>(value), at::kLong));
+    order = register_parameter("order", at::full({4}, static_cast<std::int64_t>(value), at::kInt), false);
   }
-  at::Tensor p, mean, count;
+  at::Tensor p, mean, count, order;
 };
 
 TEST(Buffers, ComeBackOnEveryRank) {
@@ -237,7 +238,7 @@ TEST(Buffers, ComeBackOnEveryRank) {
     run_trial(3, {3, Placement::kHost, dtype, true}, [](Trial& trial) {
       const Config config = Config::from_json(settings(trial.cell()));
       {
-        auto model = std::make_shared<Buffered>(2);
+        auto model = std::make_shared<Buffered>(2 + trial.rank());  // rank 0's count
         Engine engine(model, config, trial.world());
         model->mean.mul_(3);
         engine.save_checkpoint(trial.folder(), "tag");
@@ -247,6 +248,7 @@ TEST(Buffers, ComeBackOnEveryRank) {
       engine.load_checkpoint(trial.folder());
       expect_all(model->mean, 6, 0, "mean");
       EXPECT_EQ(model->count.item<std::int64_t>(), 2);
+      expect_all(model->order, 2, 0, "a parameter that can't be trained");
       EXPECT_EQ(model->mean.scalar_type(), scalar_of(trial.cell().dtype));
       trial.start(lin(3));
     });

@@ -200,6 +200,18 @@ def test_model_parameters_in_other_forms():
     assert rates(lambda m: (m.requires_grad_(False), [])[1]) == [0.1]
 
 
+def test_parameters_that_are_no_numbers_to_train(tmp_path):
+    def make(step):
+        model = Net()
+        model.order = torch.nn.Parameter(torch.arange(3) * step, requires_grad=False)
+        return start(model, 3)[0]
+
+    make(1).save_checkpoint(tmp_path)
+    engine = make(2)
+    engine.load_checkpoint(tmp_path)
+    assert engine.module.order.tolist() == [0, 1, 2]
+
+
 def test_model_parameters_as_groups():
     plain, model = Net(), Net()
     want = train_plain(plain, make_groups(plain), WINDOWS)
