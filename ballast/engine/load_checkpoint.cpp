@@ -340,6 +340,10 @@ void Engine::Impl::take_up_run(const ckpt::Manifest& manifest, const LoadOptions
   const bool same =
       options.load_scheduler && manifest.scheduler == describe_scheduler() && manifest.lr.size() == lr.size();
   lr = same ? manifest.lr : schedule.lr(counters.applied_steps - schedule_begin);
+  if (options.load_scheduler && manifest.scheduler != describe_scheduler() && world.rank() == 0)
+    log_warning("the checkpoint was saved with another schedule; this one goes on at its step ",
+                counters.applied_steps - schedule_begin, " (saved: ", manifest.scheduler,
+                ", now: ", describe_scheduler(), "; with load_scheduler = false it begins anew)");
 }
 
 void Engine::Impl::take_up_window(const ckpt::WindowRecord& record, int saved_world) {

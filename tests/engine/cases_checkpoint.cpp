@@ -2,39 +2,19 @@
 
 #include <cerrno>
 #include <filesystem>
-#include <mutex>
 #include <optional>
 
 #include "ballast/base/error.h"
 #include "ballast/base/log.h"
 #include "ballast/checkpoint/testing.h"
 #include "tests/engine/support/cases.h"
+#include "tests/engine/support/log_lines.h"
 #include "tests/engine/support/run_state.h"
 
 namespace ballast::testing {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
-
-/// Lines that this process logs while it lives, from whichever rank.
-class LogLines {
- public:
-  LogLines() {
-    set_log_sink([this](LogLevel, const std::string& line) {
-      const std::lock_guard lock(mutex_);
-      text_ += line + "\n";
-    });
-  }
-  ~LogLines() { set_log_sink({}); }
-  std::string text() const {
-    const std::lock_guard lock(mutex_);
-    return text_;
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::string text_;
-};
 
 /// Ends the process as far as training can see: engine and model are gone, the next model starts from other values.
 Session& reborn(Trial& trial, std::shared_ptr<Lin> model, int accumulation_steps = 1,

@@ -8,6 +8,7 @@
 #include "ballast/base/error.h"
 #include "ballast/comm/testing.h"
 #include "tests/engine/support/cases.h"
+#include "tests/engine/support/log_lines.h"
 #include "tests/engine/support/run_state.h"
 
 namespace ballast::testing {
@@ -175,6 +176,26 @@ TEST(Load, TakesWhatTheOptionsSay) {
       EXPECT_EQ(loaded.engine().lr() == first, !want.late);  // the schedule's first two rates are equal
     }
   });
+}
+
+TEST(Load, SaysThatTheScheduleIsAnother) {
+  const auto schedule = [](double most) {
+    return nlohmann::json{
+        {"scheduler",
+         {{"type", "WarmupLR"},
+          {"params", {{"warmup_max_lr", most}, {"warmup_num_steps", 10}, {"warmup_type", "linear"}}}}}};
+  };
+  for (const double most : {.1, .2}) {
+    const LogLines lines;
+    run_trial(2, {2, Placement::kHost, DType::kFloat32, true}, [&](Trial& trial) {
+      Session& session = trial.start(lin(4), 1, schedule(.1));
+      for (int i = 0; i < 4; ++i) session.window({pull(trial.shared(1))});
+      session.engine().save_checkpoint(trial.folder());
+      trial.start(lin(4), 1, schedule(most)).engine().load_checkpoint(trial.folder());
+    });
+    const bool said = lines.text().find("another schedule; this one goes on at its step 4") != std::string::npos;
+    EXPECT_EQ(said, most == .2) << lines.text();
+  }
 }
 
 TEST(Load, RefusesAnotherOptimizerUnlessToldNotTo) {
