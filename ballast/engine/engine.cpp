@@ -1,6 +1,7 @@
 #include "ballast/engine/engine.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <chrono>

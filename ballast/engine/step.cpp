@@ -1,5 +1,6 @@
 // The end of a window: the ranks' agreement, the norm, and the update, behind which step() returns.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <cmath>
