@@ -261,32 +261,18 @@ class Engine:
         for group, rate in zip(self.optimizer.param_groups, rates):
             group["lr"] = float(rate)
 
-    def _batch(self) -> tuple[int, int, int]:
-        """train_batch, micro_batch, accumulation_steps; the configuration names at least what isn't 1."""
-        given = self._config
-        train, micro, steps = (
-            given.get(key)
-            for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-        )
-        world = self.world.size
-        if steps is None:
-            steps = train // (micro * world) if train and micro else 1
-        if micro is None:
-            micro = train // (steps * world) if train else 1
-        return micro * steps * world, micro, steps
-
-    def train_batch_size(self) -> int:
-        return self._batch()[0]
-
-    def train_micro_batch_size_per_gpu(self) -> int:
-        return self._batch()[1]
-
-    def gradient_accumulation_steps(self) -> int:
-        return self._batch()[2]
-
     def get_batch_info(self) -> tuple[int, int, int]:
         """train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps."""
-        return self._batch()
+        return self._core.batch_shape()
+
+    def train_batch_size(self) -> int:
+        return self.get_batch_info()[0]
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        return self.get_batch_info()[1]
+
+    def gradient_accumulation_steps(self) -> int:
+        return self.get_batch_info()[2]
 
     def zero_optimization_stage(self) -> int:
         return self._config["zero_optimization"]["stage"]

@@ -9,7 +9,7 @@ import torch
 
 from ._ballast import ConfigError, UseError
 
-# What torch.optim's classes take that the engine takes too: (name here, name in the configuration).
+# What torch.optim's classes take that the engine takes too, under the same names.
 _HYPER = {
     torch.optim.Adam: ("lr", "betas", "eps", "weight_decay"),
     torch.optim.AdamW: ("lr", "betas", "eps", "weight_decay"),

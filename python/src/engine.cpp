@@ -31,12 +31,11 @@ EngineOptions engine_options(const py::object& materialize) {
   }};
 }
 
-const pid_t kProcess = getpid();  // that loaded the module
-
 // An engine that Python's garbage collection ends, whenever that is on each rank, must wait for nobody.
 struct Abandon {
+  pid_t process = getpid();  // that made the engine
   void operator()(Engine* engine) const {
-    if (getpid() != kProcess) return;       // a forked child has none of its threads, and can't wait for them
+    if (getpid() != process) return;        // a forked child has none of its threads, and can't wait for them
     const py::gil_scoped_release released;  // its threads may want the lock before they end
     engine->abandon();
     delete engine;
@@ -238,6 +237,11 @@ void bind_engine(py::module_& module) {
       .def("counters", &Engine::counters)
       .def("loss_scale", &Engine::loss_scale)
       .def("lr", &Engine::lr)
+      .def("batch_shape",
+           [](const Engine& engine) {
+             const BatchShape shape = resolve_batch(engine.config(), engine.world().size());
+             return py::make_tuple(shape.train_batch, shape.micro_batch, shape.accumulation_steps);
+           })
       .def("set_lr", &Engine::set_lr)
       .def("memory", &memory)
       .def("config", [](const Engine& engine) { return engine.config().to_json().dump(); })

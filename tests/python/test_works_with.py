@@ -1,27 +1,15 @@
 """PyTorch's own machinery around an engine: each part gives what it gives without one."""
 
 import copy
-import multiprocessing
-import os
-import threading
 
 import pytest
 import torch
-from plain import Net, assert_close, loss_of, masters, settings, tokens, train_engine, train_plain
+from plain import Net, assert_close, loss_of, masters, settings, tokens, train_engine
 from ranks import run
+from starts import SGD, placed as start, plainly
 from torch.utils.checkpoint import checkpoint
 
 import ballast
-
-SGD = {"type": "SGD", "params": {"lr": 0.1}}
-
-
-def start(model, stage=3, placement="device", folder=None, **more):
-    return ballast.initialize(model=model, config=settings(stage, placement, folder, optimizer=SGD, **more), device="cpu")[0]
-
-
-def plainly(model, windows, world=1, loss=loss_of):
-    return train_plain(model, torch.optim.SGD(model.parameters(), lr=0.1), windows, world, loss)
 
 
 class Recomputed(Net):
@@ -239,126 +227,6 @@ def test_an_actor_and_a_critic(stage, placement, tmp_path):
             assert_close(got, wanted, 5e-6)
 
 
-def _with_threads(rank, stage, placement):
-    engine = start(Net(), stage, placement)
-
-    def in_a_thread(work):
-        failures = []
-
-        def guarded():
-            try:
-                work()
-            except BaseException as error:
-                failures.append(error)
-
-        thread = threading.Thread(target=guarded)
-        thread.start()
-        thread.join()
-        if failures:
-            raise failures[0]
-
-    for step, length in enumerate([2, 1, 3]):
-        for number in range(length):
-            def forward_backward(number=number):
-                loss = loss_of(engine, tokens(step, number, rank)) / length
-                loss.backward() if number % 2 else engine.backward(loss)
-
-            in_a_thread(forward_backward)
-        in_a_thread(engine.step)
-    return masters(engine)
-
-
-@pytest.mark.parametrize("stage, placement", [(0, "device"), (2, "host"), (3, "device"), (3, "host")])
-def test_each_call_from_another_thread(stage, placement):
-    want = plainly(Net(), [2, 1, 3], world=2)
-    for got in run(2, _with_threads, stage, placement):
-        assert_close(got, want, 5e-6)
-
-
-def test_a_waiting_engine_leaves_other_threads_running():
-    """Rank 0 is in step() while rank 1 comes late: threads of rank 0 go on meanwhile."""
-    ticks, _ = run(2, _late, 2)
-    assert ticks >= 5
-
-
-def _late(rank, stage):
-    import time
-
-    engine = start(Net(), stage)
-    loss = loss_of(engine, tokens(0, 0, rank))
-    count = 0
-    over = threading.Event()
-
-    def tick():
-        nonlocal count
-        while not over.wait(0.05):
-            count += 1
-
-    ticker = threading.Thread(target=tick)
-    if rank == 1:
-        time.sleep(1)
-    ticker.start()
-    engine.backward(loss)
-    engine.step()
-    over.set()
-    ticker.join()
-    return count
-
-
-class Windows(torch.utils.data.Dataset):
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return tokens(index, 0)[0]
-
-
-@pytest.mark.parametrize("how", ["fork", "spawn"])
-@pytest.mark.parametrize("placement", ["device", "host", "nvme"])
-def test_workers_of_a_data_loader(how, placement, tmp_path):
-    engine = start(Net(), 3, placement, tmp_path)
-    loader = torch.utils.data.DataLoader(Windows(), batch_size=4, num_workers=2, multiprocessing_context=how)
-    for batch in loader:
-        engine.backward(loss_of(engine, batch))
-        assert engine.step().applied
-    assert engine.global_steps == 2
-
-
-def test_a_forked_child_that_ends_harms_nothing(tmp_path):
-    engine = start(Net(), 3, "nvme", tmp_path)
-    train_engine(engine, [1])
-    before = masters(engine)
-    child = multiprocessing.get_context("fork").Process(target=int)
-    child.start()
-    child.join(30)
-    assert child.exitcode == 0
-    for name, value in masters(engine).items():
-        assert torch.equal(value, before[name])
-    train_engine(engine, [1])
-
-
-@pytest.mark.parametrize("placement", ["device", "host", "nvme"])
-def test_a_forked_child_cannot_use_the_engine(placement, tmp_path):
-    engine = start(Net(), 3, placement, tmp_path)
-    train_engine(engine, [1])
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            engine.step()
-        except ballast.UseError as error:
-            code = 0 if "forked child" in str(error) else 2
-        try:
-            ballast.safe_get_full_fp32_param(engine.module.head.weight)
-            code = 3
-        except ballast.UseError:
-            pass
-        del engine
-        os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    train_engine(engine, [1])
-
-
 def test_parameters_that_come_late_are_refused():
     engine = start(model := Net(), 2)
     model.blocks[1] = torch.nn.Linear(7, 7)
@@ -437,61 +305,3 @@ def test_states_leave_the_device_and_come_back():
     assert engine.step().applied
     with pytest.raises(ballast.UseError, match="no such kind"):
         engine.offload_states(["everything"])
-
-
-def _collected_on_one_rank(rank, stage):
-    """Rank 0 drops its engine, rank 1 keeps it: nobody waits for the other."""
-    import gc
-    import time
-
-    engine = start(Net(), stage)
-    train_engine(engine, [2], rank)
-    begin = time.monotonic()
-    if rank == 1:
-        _kept.append(engine)
-    del engine
-    gc.collect()
-    return time.monotonic() - begin
-
-
-_kept: list = []  # by a rank's process
-
-
-@pytest.mark.parametrize("stage", [0, 3])
-def test_an_engine_that_is_collected_waits_for_nobody(stage):
-    assert max(run(2, _collected_on_one_rank, stage)) < 10
-
-
-def test_engines_come_and_go():
-    def usage():
-        return len(os.listdir("/proc/self/fd")), threading.active_count(), len(os.listdir("/proc/self/task"))
-
-    for placement in ("device", "host"):
-        for number in range(12):
-            engine = start(Net(), 3, placement)
-            train_engine(engine, [1])
-            if number % 2:
-                engine.destroy()
-            del engine
-            if number == 3:
-                before = usage()
-        # Eight engines later; a thread may take a moment to be gone.
-        assert all(now <= then + 3 for now, then in zip(usage(), before))
-
-
-def test_an_engine_that_nobody_ends(tmp_path):
-    """The interpreter ends, with threads and files of an engine still there."""
-    import subprocess
-    import sys
-
-    program = (
-        "import sys; sys.path.insert(0, sys.argv[2])\n"
-        "from plain import *\n"
-        "engine = ballast.initialize(model=Net(), config=settings(3, 'nvme', sys.argv[1]), device='cpu')[0]\n"
-        "train_engine(engine, [2, 1])\n"
-        "print('over')\n"
-    )
-    folder = os.path.dirname(os.path.abspath(__file__))
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path), folder], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "over\n"), done.stderr
-    assert os.listdir(tmp_path) == []
