@@ -1,12 +1,12 @@
 """Shapes, groups, ties and the life of an engine: what must keep its form or move together."""
 
-import ctypes
 import weakref
 
 import torch
 from case import case
 from expect import ScalarAdam, bit_equal, expect_all, expect_equal, expect_near, expect_reason
 from models import lin
+from usage import heap
 
 import ballast
 
@@ -210,21 +210,6 @@ def test_case_30(trial):
     session.expect_value(-0.05)
 
 
-class _Mallinfo(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
-    ]
-
-
-def _heap():
-    """Bytes in use in the heap and in the mappings that malloc made: what is resident also holds what malloc keeps."""
-    mallinfo2 = ctypes.CDLL(None).mallinfo2
-    mallinfo2.restype = _Mallinfo
-    info = mallinfo2()
-    return info.uordblks + info.hblkhd
-
-
 @case(world=1)
 def test_case_30_memory(trial):
     """DeepSpeed#4858, #896, #5674: memory of destroyed engines stayed."""
@@ -235,7 +220,7 @@ def test_case_30_memory(trial):
         session.window(1)
         trial.finish()
         del session
-        after.append(_heap())
+        after.append(heap())
     assert after[3] <= 1.01 * after[1], after
     trial.start(lin(1))  # for the ranks to compare
 
