@@ -110,7 +110,9 @@ def main():
         optimizer.param_groups[0]["lr"] = lr
         optimizer.step()
         optimizer.zero_grad()
-        print(f"step {step}: {calls} calls, {tokens:.0f} tokens, norm {norm:.5f} (plain {wanted:.5f}), loss {sum(losses) / len(losses):.4f}")
+        print(
+            f"step {step}: {calls} calls, {tokens:.0f} tokens, norm {norm:.5f} (plain {wanted:.5f}), loss {sum(losses) / len(losses):.4f}"
+        )
         assert tokens == count and abs(norm - wanted) < 1e-5
 
     furthest = 0.0

@@ -21,7 +21,9 @@ ROW = re.compile(r"^\| (\w+) \| ([\w ]*?) ?\|", re.MULTILINE)
 
 
 def documents(root):
-    return sorted([*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob("ballast/*/README.md"), *root.glob("python/README.md")])
+    return sorted(
+        [*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob("ballast/*/README.md"), *root.glob("python/README.md")]
+    )
 
 
 def example_breaches(root):

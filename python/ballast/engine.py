@@ -7,7 +7,8 @@ import fnmatch
 import json
 import os
 import weakref
-from typing import Any, Callable, Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
@@ -85,7 +86,9 @@ class Engine:
         params = self._config["optimizer"]["params"]
         base = {key: value for key, value in params.items() if key not in ("groups", "adam_w_mode")}
         groups = [{**base, "params": []}]
-        groups += [{**{k: v for k, v in group.items() if k != "patterns"}, "params": []} for group in params.get("groups", [])]
+        groups += [
+            {**{k: v for k, v in group.items() if k != "patterns"}, "params": []} for group in params.get("groups", [])
+        ]
         for parameter, name in self._names.items():
             for index, group in enumerate(params.get("groups", []), start=1):
                 if any(fnmatch.fnmatchcase(name, pattern) for pattern in group["patterns"]):
@@ -133,7 +136,9 @@ class Engine:
         scale_wrt_gas: True averages a window's micro-batches, False adds them up.
         """
         if not isinstance(loss, torch.Tensor):
-            raise UseError(f"[engine.backward] the loss is a tensor (got {type(loss).__name__}; don't call item() on it)")
+            raise UseError(
+                f"[engine.backward] the loss is a tensor (got {type(loss).__name__}; don't call item() on it)"
+            )
         self._core.backward(loss, None if weight is None else float(weight), scale_wrt_gas, retain_graph)
         return loss
 
@@ -142,7 +147,7 @@ class Engine:
         plateau = isinstance(self.lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         if plateau and "metrics" not in (lr_kwargs or {}) and self.is_gradient_accumulation_boundary():
             raise UseError(
-                "[engine.step] a ReduceLROnPlateau has nothing to go by (call step(lr_kwargs={\"metrics\": loss}), or leave the "
+                '[engine.step] a ReduceLROnPlateau has nothing to go by (call step(lr_kwargs={"metrics": loss}), or leave the '
                 "schedule out of ballast.initialize and step it yourself)"
             )
         report = self.optimizer.step()
@@ -326,7 +331,9 @@ class Engine:
             )
         self.optimizer.push(self._core)  # what the next step would use
         text = documents.write(client_state, None if self.lr_scheduler is None else self.lr_scheduler.state_dict())
-        self._core.save_checkpoint(os.fspath(save_dir), "" if tag is None else str(tag), text, include_window, asynchronous, keep_last)
+        self._core.save_checkpoint(
+            os.fspath(save_dir), "" if tag is None else str(tag), text, include_window, asynchronous, keep_last
+        )
         return True
 
     def load_checkpoint(
@@ -342,7 +349,9 @@ class Engine:
         """Collective. Takes up load_dir/tag (default: what load_dir/latest names), whatever ranks, stage and placement it
         was saved from; returns (its folder, client_state). Where there is none, IoError: never a silent fresh start."""
         if custom_load_fn is not None:
-            raise UseError("[engine.load_checkpoint] no custom_load_fn here (use ballast.zero.GatheredParameters to write)")
+            raise UseError(
+                "[engine.load_checkpoint] no custom_load_fn here (use ballast.zero.GatheredParameters to write)"
+            )
         found = self._core.load_checkpoint(
             os.fspath(load_dir),
             "" if tag is None else str(tag),
@@ -401,7 +410,11 @@ class Engine:
         return True
 
     def offload_states(
-        self, include: Iterable[str] | None = None, device: str = "cpu", pin_memory: bool = True, non_blocking: bool = False
+        self,
+        include: Iterable[str] | None = None,
+        device: str = "cpu",
+        pin_memory: bool = True,
+        non_blocking: bool = False,
     ) -> None:
         """Collective. Gives the device's memory back between phases: takes these kinds of states ("parameters",
         "gradients", "optimizer"; None: all) to host memory. DeepSpeed's names of kinds work too."""

@@ -6,8 +6,9 @@ from __future__ import annotations
 import mmap
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Callable
+from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
@@ -231,7 +232,9 @@ class _Recorder(TorchDispatchMode):
 
     def _now(self, function, args, kwargs, known):
         """Where values decide: runs on real tensors, and the result is real."""
-        written = [value for argument, value in _bind(function._schema.arguments, args, kwargs) if _is_written(argument)]
+        written = [
+            value for argument, value in _bind(function._schema.arguments, args, kwargs) if _is_written(argument)
+        ]
         if any(self.record.knows(value) for value in written):
             raise UseError(
                 f"[zero.Init] {function._schema.name} can't be written down (it changes a large tensor in a way that depends on "
@@ -397,7 +400,9 @@ class Init:
         self._record = _Record()
         self._undo: list[Callable[[], None]] = []
         self._outer: Init | None = None
-        self._owners: list[weakref.ref] = []  # modules that got a parameter or a child, which may be a copy with its own
+        self._owners: list[
+            weakref.ref
+        ] = []  # modules that got a parameter or a child, which may be a copy with its own
 
     def __enter__(self) -> Init:
         if not self._enabled:
@@ -411,7 +416,10 @@ class Init:
         self._undo.append(self._leave)
         if self._outer is not None:
             return self  # which writes down what is made here too
-        for register in (hooks.register_module_parameter_registration_hook, hooks.register_module_module_registration_hook):
+        for register in (
+            hooks.register_module_parameter_registration_hook,
+            hooks.register_module_module_registration_hook,
+        ):
             self._undo.append(register(lambda owner, name, new: self._owners.append(weakref.ref(owner))).remove)
         recorder = _Recorder(self._record, self._min_numel)
         recorder.__enter__()
@@ -431,7 +439,9 @@ class Init:
             return  # there is no model
         owners = {id(owner): owner for reference in self._owners if (owner := reference()) is not None}
         modules = {module for owner in owners.values() for module in owner.modules()}
-        parameters = {parameter for module in modules for parameter in module._parameters.values() if parameter is not None}
+        parameters = {
+            parameter for module in modules for parameter in module._parameters.values() if parameter is not None
+        }
         for parameter in parameters:
             if self._record.knows(parameter):
                 part = self._record.part_of(parameter)
@@ -486,7 +496,11 @@ def _reset(model: torch.nn.Module, name: str) -> torch.Tensor:
     torch.nn.Module.__init__(stand_in)
     stand_in.__dict__.update({key: value for key, value in vars(owner).items() if not key.startswith("_")})
     for key, parameter in owner._parameters.items():
-        made = None if parameter is None else torch.nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad)
+        made = (
+            None
+            if parameter is None
+            else torch.nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad)
+        )
         stand_in.register_parameter(key, made)
     for key, buffer in owner._buffers.items():
         stand_in.register_buffer(key, None if buffer is None else torch.empty_like(buffer, device="cpu"))

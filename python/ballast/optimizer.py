@@ -75,7 +75,7 @@ def describe(optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str]) -
 
 def states_of(optimizer: torch.optim.Optimizer | None):
     """(parameter, key, value) of what an optimizer that has run has kept."""
-    for parameter, state in (optimizer.state.items() if optimizer is not None else ()):
+    for parameter, state in optimizer.state.items() if optimizer is not None else ():
         for key in ("exp_avg", "exp_avg_sq", "momentum_buffer", "step"):
             if state.get(key) is not None:
                 yield parameter, key, torch.as_tensor(state[key], dtype=torch.float32)

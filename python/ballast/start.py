@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from typing import Any, Callable, Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
@@ -104,9 +105,13 @@ def initialize(
         if value is not None:
             raise UseError(f"[engine.initialize] no model or sequence parallelism here ({name}; leave it None)")
     if isinstance(args, torch.nn.Module):
-        raise UseError("[engine.initialize] the first argument is args, as in DeepSpeed (pass model= and config= by name)")
+        raise UseError(
+            "[engine.initialize] the first argument is args, as in DeepSpeed (pass model= and config= by name)"
+        )
     if not isinstance(model, torch.nn.Module):
-        raise UseError(f"[engine.initialize] no model (model= is {model!r}; pass a torch.nn.Module, made, not its class)")
+        raise UseError(
+            f"[engine.initialize] no model (model= is {model!r}; pass a torch.nn.Module, made, not its class)"
+        )
     given = [one for one in (config, config_params, getattr(args, "deepspeed_config", None)) if one is not None]
     if len(given) != 1:
         raise ConfigError(
@@ -130,7 +135,7 @@ def initialize(
     if optimizer is not None:
         if "optimizer" in settings:
             raise ConfigError(
-                "[engine.initialize] two optimizers (optimizer= and the configuration's \"optimizer\"; give one)"
+                '[engine.initialize] two optimizers (optimizer= and the configuration\'s "optimizer"; give one)'
             )
         settings["optimizer"] = optimizers.describe(optimizer, names)
     elif "optimizer" not in settings:
@@ -143,12 +148,14 @@ def initialize(
         settings["optimizer"] = _groups_of(model_parameters, settings.get("optimizer", {}), names)
     if lr_scheduler is not None and "scheduler" in settings:
         raise ConfigError(
-            "[engine.initialize] two schedules (lr_scheduler= and the configuration's \"scheduler\"; give one)"
+            '[engine.initialize] two schedules (lr_scheduler= and the configuration\'s "scheduler"; give one)'
         )
 
     if lr_scheduler is not None and not callable(lr_scheduler):
         if not hasattr(lr_scheduler, "step"):
-            raise ConfigError(f"[engine.initialize] not a schedule (lr_scheduler={lr_scheduler!r}; pass one of torch's, or a callable)")
+            raise ConfigError(
+                f"[engine.initialize] not a schedule (lr_scheduler={lr_scheduler!r}; pass one of torch's, or a callable)"
+            )
         if getattr(lr_scheduler, "optimizer", optimizer) is not optimizer:
             raise ConfigError(
                 "[engine.initialize] the schedule is of another optimizer (make it from the one that is passed as optimizer=, or "

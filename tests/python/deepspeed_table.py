@@ -24,7 +24,9 @@ def configuration_rows():
     """From docs/config.md, which a test of the schema holds to it."""
     status = "effect"
     for line in (SOURCES / "docs" / "config.md").read_text().splitlines():
-        status = {"## Keys without effect": "no effect", "## Keys whose feature is missing": "missing"}.get(line, status)
+        status = {"## Keys without effect": "no effect", "## Keys whose feature is missing": "missing"}.get(
+            line, status
+        )
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
         if not line.startswith("| `") or len(cells) < 3:
             continue

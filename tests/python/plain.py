@@ -3,6 +3,7 @@
 import json
 
 import torch
+from device import seeded
 
 import ballast
 
@@ -43,7 +44,7 @@ class Net(torch.nn.Module):
 
 
 def tokens(step, number, rank=0, size=4):
-    return torch.randint(11, (size, 6), generator=torch.Generator().manual_seed(1000 * step + 10 * number + rank))
+    return torch.randint(11, (size, 6), generator=seeded(1000 * step + 10 * number + rank))
 
 
 def loss_of(model, batch):
@@ -58,7 +59,9 @@ def masters(engine):
 def assert_close(got, want, tolerance=2e-6):
     assert got.keys() == want.keys()
     for name in want:
-        torch.testing.assert_close(got[name], want[name].detach(), atol=tolerance, rtol=tolerance, msg=lambda m: f"{name}: {m}")
+        torch.testing.assert_close(
+            got[name].cpu(), want[name].detach().cpu(), atol=tolerance, rtol=tolerance, msg=lambda m: f"{name}: {m}"
+        )
 
 
 def train_plain(model, optimizer, windows, world=1, loss=loss_of, after=lambda: None):

@@ -1,6 +1,7 @@
 """How tests make engines, and the optimizers that they give them."""
 
 import torch
+from device import DEVICE
 from plain import loss_of, settings, train_plain
 
 import ballast
@@ -18,9 +19,11 @@ WINDOWS = [2, 1, 3]
 
 def start(model, stage=2, optimizer=None, **options):
     more = options.pop("more", {})
-    given = {} if optimizer is not None or "optimizer" in more else {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+    given = (
+        {} if optimizer is not None or "optimizer" in more else {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+    )
     return ballast.initialize(
-        model=model, optimizer=optimizer, config=settings(stage, **given, **more), device="cpu", **options
+        model=model, optimizer=optimizer, config=settings(stage, **given, **more), device=DEVICE, **options
     )
 
 
@@ -28,7 +31,9 @@ SGD = {"type": "SGD", "params": {"lr": 0.1}}
 
 
 def placed(model, stage=3, placement="device", folder=None, **more):
-    return ballast.initialize(model=model, config=settings(stage, placement, folder, optimizer=SGD, **more), device="cpu")[0]
+    return ballast.initialize(
+        model=model, config=settings(stage, placement, folder, optimizer=SGD, **more), device=DEVICE
+    )[0]
 
 
 def plainly(model, windows, world=1, loss=loss_of):

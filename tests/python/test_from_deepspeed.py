@@ -7,8 +7,8 @@ import re
 
 import pytest
 from deepspeed_table import configuration_rows, missing_rows
+from device import DEVICE
 from plain import Net, settings
-
 
 import ballast
 from ballast import _missing
@@ -31,7 +31,9 @@ def lines(section):
     return [line for line in SECTIONS[section].splitlines() if line.startswith("| `")]
 
 
-@pytest.mark.parametrize("section, wanted", [("Configuration", configuration_rows), ("What DeepSpeed's engine has besides", missing_rows)])
+@pytest.mark.parametrize(
+    "section, wanted", [("Configuration", configuration_rows), ("What DeepSpeed's engine has besides", missing_rows)]
+)
 def test_tables_that_come_from_the_code(section, wanted):
     assert lines(section) == list(wanted()), "python3 tests/python/deepspeed_table.py prints these tables"
 
@@ -45,12 +47,14 @@ def test_arguments_of_initialize():
 
 
 def test_calls_of_the_engine():
-    engine = ballast.initialize(model=Net(), config=settings(0), device="cpu")[0]
+    engine = ballast.initialize(model=Net(), config=settings(0), device=DEVICE)[0]
     documented = {name: status for name, status, _ in rows("The engine's calls")}
     assert set(documented.values()) <= {"same", "differs", "own"}
     for name in documented:
         getattr(engine, name)
-    public = {name for name in vars(ballast.Engine) if not name.startswith("_")} | {n for n in vars(engine) if not n.startswith("_")}
+    public = {name for name in vars(ballast.Engine) if not name.startswith("_")} | {
+        n for n in vars(engine) if not n.startswith("_")
+    }
     assert public | {"__call__"} == set(documented)
     assert not public & set(_missing.MISSING)
     for name, instead in _missing.MISSING.items():
@@ -78,7 +82,9 @@ def test_the_first_program(tmp_path):
     code = re.search(r"```python\n(.*?)```", TEXT, re.S).group(1)
     (tmp_path / "ds_config.json").write_text('{"optimizer": {"type": "Adam", "params": {"lr": 0.1}}}')
     model = Net()
-    code = code.replace('"ds_config.json"', f'"{tmp_path}/ds_config.json", device="cpu"').replace("loss = engine(batch)", "loss = engine(batch).mean()")
+    code = code.replace('"ds_config.json"', f'"{tmp_path}/ds_config.json", device="{DEVICE}"').replace(
+        "loss = engine(batch)", "loss = engine(batch).mean()"
+    )
     names = {"model": model, "batches": [__import__("plain").tokens(0, 0)]}
     exec(code, names)
     assert names["engine"].was_step_applied()

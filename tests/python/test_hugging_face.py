@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from device import DEVICE, seeded
 from plain import assert_close, settings
 from ranks import run
 
@@ -28,8 +29,19 @@ def build(family):
         return transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape, num_key_value_heads=2))
     if family == "switch":
         config = transformers.SwitchTransformersConfig(
-            vocab_size=61, d_model=24, d_kv=6, d_ff=40, num_layers=2, num_decoder_layers=2, num_heads=4, num_experts=4,
-            num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, dropout_rate=0.0, router_jitter_noise=0.0, decoder_start_token_id=0,
+            vocab_size=61,
+            d_model=24,
+            d_kv=6,
+            d_ff=40,
+            num_layers=2,
+            num_decoder_layers=2,
+            num_heads=4,
+            num_experts=4,
+            num_sparse_encoder_layers=1,
+            num_sparse_decoder_layers=1,
+            dropout_rate=0.0,
+            router_jitter_noise=0.0,
+            decoder_start_token_id=0,
         )
         return transformers.SwitchTransformersForConditionalGeneration(config)
     config = transformers.MixtralConfig(**shape, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=1)
@@ -37,7 +49,7 @@ def build(family):
 
 
 def batch(step, number, rank, family):
-    generator = torch.Generator().manual_seed(100 * step + 10 * number + rank)
+    generator = seeded(100 * step + 10 * number + rank)
     few = family in EXPERTS  # different tokens, others on each rank, so that most experts get none
     tokens = torch.randint(3 if few else 61, (2, 8), generator=generator) + (3 * rank if few else 0)
     return {"input_ids": tokens, "labels": tokens}
@@ -64,7 +76,7 @@ def _train(rank, family, placement, folder):
         config["zero_optimization"]["leaf_module"] = {"name_suffixes": ["mlp"]}
     with ballast.zero.Init(min_numel=100):
         model = build(family)
-    engine = ballast.initialize(model=model, config=config, device="cpu")[0]
+    engine = ballast.initialize(model=model, config=config, device=DEVICE)[0]
     losses = []
     for step, length in enumerate(WINDOWS):
         for number in range(length):
@@ -116,7 +128,7 @@ def _adapt(rank, placement, folder):
     model = adapted()
     trainable = [p for p in model.parameters() if p.requires_grad]
     client = torch.optim.AdamW(trainable, lr=0.01)
-    engine = ballast.initialize(model=model, optimizer=client, config=settings(3, placement, folder), device="cpu")[0]
+    engine = ballast.initialize(model=model, optimizer=client, config=settings(3, placement, folder), device=DEVICE)[0]
     losses = []
     for step, length in enumerate(WINDOWS):
         for number in range(length):

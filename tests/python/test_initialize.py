@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from device import DEVICE
 from plain import Net, assert_close, loss_of, masters, settings, tokens, train_engine, train_plain
 from ranks import run
 from starts import OPTIMIZERS, WINDOWS, start
@@ -26,7 +27,9 @@ def test_an_optimizer_is_taken_over(name, stage):
 def make_groups(model):
     decayed = [p for n, p in model.named_parameters() if p.ndim > 1]
     rest = [p for n, p in model.named_parameters() if p.ndim <= 1]
-    return torch.optim.AdamW([{"params": decayed}, {"params": rest, "lr": 0.05, "weight_decay": 0.0}], lr=0.01, weight_decay=0.3)
+    return torch.optim.AdamW(
+        [{"params": decayed}, {"params": rest, "lr": 0.05, "weight_decay": 0.0}], lr=0.01, weight_decay=0.3
+    )
 
 
 def _groups_on_a_rank(rank, stage):
@@ -113,7 +116,7 @@ def test_configurations_by_path_and_by_arguments(tmp_path):
     path = tmp_path / "run.json"
     path.write_text(json.dumps(config))
     for given in ({"config": path}, {"config": str(path)}, {"args": argparse.Namespace(deepspeed_config=str(path))}):
-        engine, *_ = ballast.initialize(model=Net(), device="cpu", **given)
+        engine, *_ = ballast.initialize(model=Net(), device=DEVICE, **given)
         assert engine.get_lr() == [0.25] and engine.zero_optimization_stage() == 3
         assert engine.train_batch_size() == 4 and engine.gradient_accumulation_steps() == 1
 
@@ -138,7 +141,11 @@ def test_ranks_from_the_environment(tmp_path):
         "engine.destroy()\n"
     )
     folder = os.path.dirname(os.path.abspath(__file__))
-    want = train_plain(plain := Net(), torch.optim.SGD(plain.parameters(), lr=0.1), [2, 1], world=2)["embed.weight"].sum().item()
+    want = (
+        train_plain(plain := Net(), torch.optim.SGD(plain.parameters(), lr=0.1), [2, 1], world=2)["embed.weight"]
+        .sum()
+        .item()
+    )
     for how in ("none", "made"):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -146,8 +153,14 @@ def test_ranks_from_the_environment(tmp_path):
         ranks = [
             subprocess.Popen(
                 [sys.executable, "-c", program, folder, how],
-                env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-                     "MASTER_PORT": str(port)},
+                env={
+                    **os.environ,
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                    "WORLD_SIZE": "2",
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                },
                 stdout=subprocess.PIPE,
                 text=True,
             )
@@ -168,7 +181,9 @@ def test_one_rank_without_a_launcher():
         assert dist.get_world_size() == 1
         engine, *_ = start(Net(), 3)
         assert engine.world_size == 1
-        assert_close(train_engine(engine, WINDOWS), train_plain(plain := Net(), OPTIMIZERS["sgd"](plain.parameters()), WINDOWS))
+        assert_close(
+            train_engine(engine, WINDOWS), train_plain(plain := Net(), OPTIMIZERS["sgd"](plain.parameters()), WINDOWS)
+        )
     finally:
         dist.destroy_process_group()
 
@@ -194,7 +209,10 @@ class Odd(torch.optim.Adam):
         (lambda m: {"optimizer": torch.optim.Adam(m.parameters(), amsgrad=True)}, ["amsgrad=True", "group 0"]),
         (lambda m: {"optimizer": torch.optim.RMSprop(m.parameters())}, ["RMSprop", "Adam, AdamW or SGD"]),
         (lambda m: {"optimizer": Odd(m.parameters())}, ["Odd"]),
-        (lambda m: {"optimizer": torch.optim.SGD([m.embed.weight], lr=1)}, ["blocks.0.weight", "requires_grad_(False)"]),
+        (
+            lambda m: {"optimizer": torch.optim.SGD([m.embed.weight], lr=1)},
+            ["blocks.0.weight", "requires_grad_(False)"],
+        ),
         (lambda m: {"optimizer": torch.optim.SGD(Net().parameters(), lr=1)}, ["no parameter of the model"]),
         (lambda m: {"model_parameters": [m.embed.weight]}, ["model_parameters lacks", "blocks.0.bias"]),
         (lambda m: {"model_parameters": [*m.parameters(), m.unused]}, ["twice", "unused"]),
@@ -212,7 +230,7 @@ class Odd(torch.optim.Adam):
 def test_what_cannot_be_taken_over_is_refused(make, words):
     model = Net()
     with pytest.raises(ballast.ConfigError) as error:
-        ballast.initialize(model=model, device="cpu", **{"config": {}, **make(model)})
+        ballast.initialize(model=model, device=DEVICE, **{"config": {}, **make(model)})
     for word in words:
         assert word in str(error.value)
     assert isinstance(error.value, ValueError) and isinstance(error.value, ballast.Error)
@@ -233,7 +251,7 @@ def test_a_loop_that_calls_the_given_optimizer_trains():
 
 def test_no_optimizer_at_all_is_said():
     with pytest.warns(UserWarning, match="AdamW with lr 0.001"):
-        ballast.initialize(model=Net(), config={}, device="cpu")
+        ballast.initialize(model=Net(), config={}, device=DEVICE)
 
 
 def test_errors_speak_python(tmp_path):
@@ -245,7 +263,7 @@ def test_errors_speak_python(tmp_path):
     with pytest.raises(ballast.UseError, match="'name'"):
         ballast.safe_get_full_fp32_param("name")
     with pytest.raises(ballast.UseError, match="not its class"):
-        ballast.initialize(model=Net, config={}, device="cpu")
+        ballast.initialize(model=Net, config={}, device=DEVICE)
     with pytest.raises(ballast.UseError, match="first argument is args"):
         ballast.initialize(Net(), {})
     with pytest.raises(ballast.ConfigError, match="two configurations"):
@@ -261,7 +279,7 @@ def test_errors_speak_python(tmp_path):
         model = Net()
     torch.nn.init.zeros_(model.head.weight)
     with pytest.raises(ballast.UseError, match=r"^\[engine.materialize\] \[zero.Init\].*embed.weight"):
-        ballast.initialize(model=model, config=settings(3), device="cpu")
+        ballast.initialize(model=model, config=settings(3), device=DEVICE)
 
 
 def test_a_report_travels():
@@ -356,7 +374,11 @@ def test_a_name_that_is_missing_says_what_to_do_instead():
 
 
 def test_the_engine_reports_what_it_did():
-    config = {"gradient_accumulation_steps": 2, "train_micro_batch_size_per_gpu": 4, "managed_gradient_accumulation": True}
+    config = {
+        "gradient_accumulation_steps": 2,
+        "train_micro_batch_size_per_gpu": 4,
+        "managed_gradient_accumulation": True,
+    }
     engine, *_ = start(Net(), more=config)
     assert engine.get_global_grad_norm() is None and not engine.was_step_applied()
     for number in range(3):
@@ -365,7 +387,11 @@ def test_the_engine_reports_what_it_did():
         report = engine.step()
         assert report.applied == engine.was_step_applied() == (number == 1)
     assert (engine.global_steps, engine.micro_steps, engine.skipped_steps, engine.global_samples) == (1, 3, 0, 8)
-    assert (engine.train_batch_size(), engine.train_micro_batch_size_per_gpu(), engine.gradient_accumulation_steps()) == (8, 4, 2)
+    assert (
+        engine.train_batch_size(),
+        engine.train_micro_batch_size_per_gpu(),
+        engine.gradient_accumulation_steps(),
+    ) == (8, 4, 2)
     assert report.reason == "mid-window"
     with pytest.raises(ballast.UseError):
         engine.backward(torch.ones(()))

@@ -33,6 +33,7 @@ def _with_threads(rank, stage, placement):
 
     for step, length in enumerate([2, 1, 3]):
         for number in range(length):
+
             def forward_backward(number=number):
                 loss = loss_of(engine, tokens(step, number, rank)) / length
                 loss.backward() if number % 2 else engine.backward(loss)
@@ -150,7 +151,9 @@ def test_a_forked_child_ends_engines_of_its_own(tmp_path):
         "os._exit(len(os.listdir(sys.argv[1])))\n"
     )
     folder = os.path.dirname(os.path.abspath(__file__))
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path), folder], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path), folder], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -207,6 +210,8 @@ def test_an_engine_that_nobody_ends(tmp_path):
         "print('over')\n"
     )
     folder = os.path.dirname(os.path.abspath(__file__))
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path), folder], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path), folder], capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout) == (0, "over\n"), done.stderr
     assert os.listdir(tmp_path) == []

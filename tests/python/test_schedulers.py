@@ -39,7 +39,10 @@ def test_a_schedule_of_torch(when):
 def test_a_schedule_of_the_configuration_shows_in_param_groups():
     more = {
         "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
-        "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.4, "warmup_num_steps": 4, "warmup_type": "linear"}},
+        "scheduler": {
+            "type": "WarmupLR",
+            "params": {"warmup_max_lr": 0.4, "warmup_num_steps": 4, "warmup_type": "linear"},
+        },
     }
     engine, optimizer, _, _ = start(Net(), more=more)
     for step in range(3):
@@ -130,7 +133,9 @@ def test_schedules_that_keep_notes_in_the_groups():
 
 
 def test_a_class_of_schedules_is_called():
-    engine, optimizer, _, schedule = start(Net(), 2, OPTIMIZERS["sgd"], lr_scheduler=torch.optim.lr_scheduler.ConstantLR)
+    engine, optimizer, _, schedule = start(
+        Net(), 2, OPTIMIZERS["sgd"], lr_scheduler=torch.optim.lr_scheduler.ConstantLR
+    )
     assert isinstance(schedule, torch.optim.lr_scheduler.ConstantLR) and schedule.optimizer is optimizer
 
 
@@ -144,7 +149,12 @@ def test_a_schedule_that_a_callable_does_not_make_is_refused():
 
 def test_client_state_comes_back_as_it_was(tmp_path):
     engine, *_ = start(Net(), lr_scheduler=SCHEDULES["multi_step"])
-    state = {"best": float("inf"), "seen": {3: [1, 2], "x": None}, "lr_scheduler": "mine", "__ballast__": {"value": 1.5}}
+    state = {
+        "best": float("inf"),
+        "seen": {3: [1, 2], "x": None},
+        "lr_scheduler": "mine",
+        "__ballast__": {"value": 1.5},
+    }
     engine.save_checkpoint(tmp_path, client_state=state)
     assert engine.load_checkpoint(tmp_path)[1] == state
     for wrong, words in (([1], "is a dict"), ({"x": {1}}, "isn't JSON"), ({"ballast.lr_scheduler": 1}, "rename")):

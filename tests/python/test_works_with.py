@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from device import DEVICE
 from plain import Net, assert_close, loss_of, masters, settings, tokens, train_engine
 from ranks import run
 from starts import SGD, placed as start, plainly
@@ -20,7 +21,9 @@ class Recomputed(Net):
     def forward(self, tokens):
         x = self.embed(tokens)
         for block in self.blocks:
-            x = x + checkpoint(lambda y, block=block: torch.tanh(block(y)) * self.frozen, x, use_reentrant=self.reentrant)
+            x = x + checkpoint(
+                lambda y, block=block: torch.tanh(block(y)) * self.frozen, x, use_reentrant=self.reentrant
+            )
         return self.head(x)
 
 
@@ -127,10 +130,12 @@ def test_an_exception_in_forward_leaves_everything_usable(stage):
 @pytest.mark.parametrize("stage, placement", [(0, "device"), (2, "host"), (3, "host")])
 def test_autocast(stage, placement):
     def loss(model, batch):
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(DEVICE, torch.bfloat16):
             return loss_of(model, batch)
 
-    assert_close(train_engine(start(Net(), stage, placement), [2, 1], loss=loss), plainly(Net(), [2, 1], loss=loss), 1e-4)
+    assert_close(
+        train_engine(start(Net(), stage, placement), [2, 1], loss=loss), plainly(Net(), [2, 1], loss=loss), 1e-4
+    )
 
 
 @pytest.mark.parametrize("stage, placement", [(0, "device"), (2, "host"), (3, "device"), (3, "host")])
@@ -170,7 +175,7 @@ def test_inductor_sees_gathered_and_updated_parameters():
         if stage == 3:
             config["zero_optimization"].update(stage3_max_live_parameters=1, stage3_prefetch_bucket_size=0)
         model, plain = Fused(), Fused()
-        engine = ballast.initialize(model=model, config=config, device="cpu")[0]
+        engine = ballast.initialize(model=model, config=config, device=DEVICE)[0]
         compiled = torch.compile(model, backend="inductor")
         optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
         x = torch.randn(5, 64)

@@ -9,6 +9,7 @@ import sys
 import numpy
 import pytest
 import torch
+from device import DEVICE, seeded
 from plain import Net, assert_close, masters, settings, train_engine
 from ranks import run
 
@@ -44,7 +45,7 @@ class Varied(torch.nn.Module):
         self.head = torch.nn.Linear(8, 13, bias=False)
         self.head.weight = self.embed.weight
         self.apply(self.again)
-        generator = torch.Generator().manual_seed(17)
+        generator = seeded(17)
         self.own = torch.nn.Parameter(torch.rand(3, 5, generator=generator))
 
     @staticmethod
@@ -65,7 +66,7 @@ def _described(rank, stage, min_numel):
     assert model.list[0].tolist() == ordinary.list[0].tolist()
     assert torch.equal(after, torch.rand(4)), "the generator is where an ordinary construction leaves it"
     assert model.drop == ordinary.drop
-    engine, *_ = ballast.initialize(model=model, config=settings(stage), device="cpu")
+    engine, *_ = ballast.initialize(model=model, config=settings(stage), device=DEVICE)
     got = masters(engine)
     for name, value in ordinary.named_parameters():
         assert torch.equal(got[name], value), name
@@ -95,7 +96,7 @@ def test_nothing_is_held_whole(tmp_path):
     config = settings(3, "nvme", tmp_path)
     config["zero_optimization"].update(stage3_max_live_parameters=2 * 512 * 512, stage3_prefetch_bucket_size=512 * 512)
     config["zero_optimization"]["offload_param"]["max_in_cpu"] = 0
-    engine, *_ = ballast.initialize(model=model, config=config, device="cpu")
+    engine, *_ = ballast.initialize(model=model, config=config, device=DEVICE)
     whole = 16 * 512 * 512 * 4
     memory = engine.memory()
     assert memory["params/nvme"][0] >= whole
@@ -162,7 +163,7 @@ def test_a_change_after_init_is_an_error():
         model = Net()
     torch.nn.init.zeros_(model.blocks[1].weight)
     with pytest.raises(ballast.Error, match="blocks.1.weight"):
-        ballast.initialize(model=model, config=settings(3), device="cpu")
+        ballast.initialize(model=model, config=settings(3), device=DEVICE)
 
 
 def test_init_with_another_dtype_and_switched_off():
@@ -180,7 +181,7 @@ def test_the_meta_device_makes_values_by_reset_parameters():
     with torch.device("meta"):
         model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64), torch.nn.LayerNorm(64))
     torch.manual_seed(1)
-    engine, *_ = ballast.initialize(model=model, config=settings(3), device="cpu")
+    engine, *_ = ballast.initialize(model=model, config=settings(3), device=DEVICE)
     got = masters(engine)
     assert got["0.weight"].abs().max() <= 1 / 8 and got["0.weight"].std() > 0.05
     assert got["1.weight"].eq(1).all() and got["2.bias"].eq(0).all()
@@ -195,12 +196,12 @@ def test_the_meta_device_makes_values_by_reset_parameters():
     with torch.device("meta"):
         model = Bare()
     with pytest.raises(ballast.Error, match=r"value.*zero.Init"):
-        ballast.initialize(model=model, config=settings(3), device="cpu")
+        ballast.initialize(model=model, config=settings(3), device=DEVICE)
 
 
 def _gathered(rank, stage):
     model = Net()
-    engine, *_ = ballast.initialize(model=model, config=settings(stage), device="cpu")
+    engine, *_ = ballast.initialize(model=model, config=settings(stage), device=DEVICE)
     ordinary = torch.nn.Parameter(torch.ones(2))
     weights = [model.blocks[0].weight, model.blocks[1].weight]
     with ballast.zero.GatheredParameters([*weights, ordinary]):
@@ -244,7 +245,7 @@ def both(make, change=lambda model: None):
         model = make()
     change(ordinary)
     change(model)
-    engine = ballast.initialize(model=model, config=settings(3, "host", optimizer={"type": "Adam"}), device="cpu")[0]
+    engine = ballast.initialize(model=model, config=settings(3, "host", optimizer={"type": "Adam"}), device=DEVICE)[0]
     return masters(engine), {name: parameter.float() for name, parameter in ordinary.named_parameters()}
 
 
@@ -257,7 +258,9 @@ class Reads(torch.nn.Module):
         self.other = torch.nn.Parameter(torch.as_tensor(how(self.weight.detach())) * 2)
 
 
-@pytest.mark.parametrize("how", [torch.Tensor.numpy, torch.Tensor.tolist, numpy.asarray, torch.from_dlpack, copy.deepcopy])
+@pytest.mark.parametrize(
+    "how", [torch.Tensor.numpy, torch.Tensor.tolist, numpy.asarray, torch.from_dlpack, copy.deepcopy]
+)
 def test_values_read_past_operators_inside_init(how):
     assert_close(*both(lambda: Reads(how)), 0)
 
@@ -310,7 +313,7 @@ def test_a_described_parameter_that_was_changed_is_refused(change, copied):
     change(layer)
     for one in (layer, copy.deepcopy(layer)):
         with pytest.raises(ballast.UseError, match=r"changed after Init\(\) ended \(weight"):
-            ballast.initialize(model=one, config=settings(3, optimizer={"type": "Adam"}), device="cpu")
+            ballast.initialize(model=one, config=settings(3, optimizer={"type": "Adam"}), device=DEVICE)
     with pytest.raises(ballast.UseError, match="ballast.initialize"), ballast.zero.GatheredParameters(layer.weight):
         pass
 

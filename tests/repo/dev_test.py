@@ -87,8 +87,9 @@ class DevTest(unittest.TestCase):
     def test_refuses_a_name_that_nothing_has_before_it_builds(self):
         status, output = self.dev("config", "engin3")
         self.assertEqual(status, 1)
-        self.assertIn("dev: no test matches engin3\n"
-                      "     they are: config engine_use engine_cases install repo_docs\n", output)
+        self.assertIn(
+            "dev: no test matches engin3\n     they are: config engine_use engine_cases install repo_docs\n", output
+        )
         self.assertEqual(self.built(), [])
 
     def test_sees_a_test_that_was_added_since(self):

@@ -4,7 +4,7 @@ import pathlib
 import sys
 
 sys.path[:0] = [str(folder) for folder in pathlib.Path(__file__).resolve().parents[:2]]
-import case
+import case  # noqa: E402
 
 
 def pytest_collection_finish(session):

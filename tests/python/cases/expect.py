@@ -23,9 +23,9 @@ def expect_all(tensor, value, tolerance, what):
         return
     off = (tensor.double() - value).abs().max().item()
     first = tensor.flatten()[0].item()
-    assert (
-        off <= tolerance
-    ), f"{what}: want {value} in all elements, got {first} in the first, off by {off} in the worst"
+    assert off <= tolerance, (
+        f"{what}: want {value} in all elements, got {first} in the first, off by {off} in the worst"
+    )
 
 
 def expect_reason(report, reason):
@@ -51,7 +51,7 @@ def error_of(kind, call):
 
 
 def _bytes(tensor):
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def digest(tensor):

@@ -1,6 +1,7 @@
 """Models whose gradients a test chooses, and one that has every awkward kind of parameter."""
 
 import torch
+from device import seeded
 
 
 class Lin(torch.nn.Module):
@@ -62,7 +63,7 @@ class Zoo(torch.nn.Module):
         self.head.weight = self.embedding.weight
         self.gain = torch.nn.Parameter(torch.ones(()))
         self.nothing = torch.nn.Parameter(torch.zeros(0, 4))
-        generator = torch.Generator().manual_seed(seed)
+        generator = seeded(seed)
         with torch.no_grad():
             for parameter in self.parameters():
                 if parameter is not self.gain:
@@ -93,5 +94,5 @@ class Zoo(torch.nn.Module):
 
 
 def _sample(step, micro_batch, rank):
-    generator = torch.Generator().manual_seed(step * 10007 + micro_batch * 101 + rank + 1)
+    generator = seeded(step * 10007 + micro_batch * 101 + rank + 1)
     return torch.randint(Zoo._WORDS, (2, 3), generator=generator), torch.rand(2, 3, Zoo._WORDS, generator=generator)

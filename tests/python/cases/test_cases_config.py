@@ -5,6 +5,7 @@ import math
 import pytest
 from case import case
 from cells import cells, settings
+from device import DEVICE
 from expect import error_of, expect_equal
 from models import lin
 
@@ -40,7 +41,7 @@ NOT_JSON = [
 
 def _refuse(cell, changes):
     config = settings(cell, swap="/nowhere", **changes)
-    return error_of(ballast.ConfigError, lambda: ballast.initialize(model=lin(4), config=config, device="cpu"))
+    return error_of(ballast.ConfigError, lambda: ballast.initialize(model=lin(4), config=config, device=DEVICE))
 
 
 def _expect_refused(number, cell):

@@ -2,11 +2,13 @@
 
 import glob
 import os
+import resource
 
 import pytest
 import torch
 import torch.distributed as dist
 from case import case
+from device import DEVICE, seeded
 from expect import bit_equal, error_of, expect_equal
 from models import Zoo, lin
 from usage import resident, small_pages
@@ -22,7 +24,7 @@ def test_case_23(trial):
     """DeepSpeed#1070, #2006, #7712: sizes that are no multiple of a block broke swapping."""
     sizes = [1, 127, 129, 1025, 262_145] + [12_500_000] * (trial.cell.stage == 3)
     model = lin({f"n{size}.p": (size,) for size in sizes})
-    generator = torch.Generator().manual_seed(1)
+    generator = seeded(1)
     want = {}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -130,7 +132,7 @@ def _start_error(trial, **zero):
     """What comes of the settings; "" if the engine starts."""
     config = trial.settings(zero_optimization=zero)
     try:
-        engine, *_ = ballast.initialize(model=lin({"a.p": (100_000,), "b.p": (5,)}), config=config, device="cpu")
+        engine, *_ = ballast.initialize(model=lin({"a.p": (100_000,), "b.p": (5,)}), config=config, device=DEVICE)
     except ballast.Error as error:
         return str(error)
     engine.destroy()

@@ -5,6 +5,7 @@ import os
 import torch
 import torch.distributed as dist
 from cells import settings
+from device import DEVICE
 from expect import TOLERANCE, digest, expect_all, expect_equal, expect_reason
 
 import ballast
@@ -49,7 +50,7 @@ class Session:
         self.trial, self.model = trial, model
         if "optimizer" in given:
             config = {key: value for key, value in config.items() if key != "optimizer"}
-        self.engine, self.optimizer, _, _ = ballast.initialize(model=model, config=config, device="cpu", **given)
+        self.engine, self.optimizer, _, _ = ballast.initialize(model=model, config=config, device=DEVICE, **given)
         self.managed = config["managed_gradient_accumulation"]
 
     def backward(self, *inputs, **options):
