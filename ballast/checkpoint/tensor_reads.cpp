@@ -4,7 +4,10 @@
 #include <atomic>
 #include <cstring>
 #include <exception>
+#include <span>
 #include <thread>
+#include <tuple>
+#include <unordered_map>
 
 #include "ballast/base/math.h"
 #include "ballast/checkpoint/descriptor.h"
@@ -16,20 +19,37 @@ constexpr std::size_t kThreads = 4;
 constexpr std::int64_t kExtent = std::int64_t{32} << 20;
 constexpr std::int64_t kPart = std::int64_t{256} << 10;  // what a core's cache still has when it is copied
 
-/// Reads that lie one behind the other in one file.
+/// A tensor, and the parts of it that are kept.
+using Kept = std::span<const TensorRead>;
+
+/// Tensors that lie one behind the other in one file.
 struct Extent {
-  std::vector<const TensorRead*> reads;
+  std::vector<Kept> tensors;
   std::int64_t begin = 0, end = 0;  // in the file
+  const SafetensorsReader& file() const { return *tensors.front().front().file; }
 };
 
+void sort_by_place(std::vector<TensorRead>& reads) {
+  std::unordered_map<const SafetensorsReader*, std::size_t> order;  // of the files
+  for (const TensorRead& read : reads) order.emplace(read.file.get(), order.size());
+  const auto place = [&](const TensorRead& read) {
+    return std::tuple(order.at(read.file.get()), read.tensor->begin, read.tensor->end);
+  };
+  std::stable_sort(reads.begin(), reads.end(),
+                   [&](const TensorRead& a, const TensorRead& b) { return place(a) < place(b); });
+}
+
+// reads: sorted, and what the extents refer to.
 std::vector<Extent> extents_of(const std::vector<TensorRead>& reads) {
   std::vector<Extent> extents;
-  for (const TensorRead& read : reads) {
-    const std::int64_t begin = read.file->place(*read.tensor), bytes = read.tensor->end - read.tensor->begin;
-    const bool next = !extents.empty() && extents.back().reads.back()->file == read.file &&
-                      extents.back().end == begin && extents.back().end - extents.back().begin + bytes <= kExtent;
-    if (!next) extents.push_back({{}, begin, begin});
-    extents.back().reads.push_back(&read);
+  for (auto next = reads.begin(); next != reads.end();) {
+    const auto first = next;
+    next = std::find_if(first, reads.end(), [&](const TensorRead& read) { return read.tensor != first->tensor; });
+    const std::int64_t begin = first->file->place(*first->tensor), bytes = first->tensor->end - first->tensor->begin;
+    const bool follows = !extents.empty() && &extents.back().file() == first->file.get() &&
+                         extents.back().end == begin && extents.back().end - extents.back().begin + bytes <= kExtent;
+    if (!follows) extents.push_back({{}, begin, begin});
+    extents.back().tensors.emplace_back(first, next);
     extents.back().end += bytes;
   }
   return extents;
@@ -53,32 +73,34 @@ class Sorter {
   }
 
  private:
-  const TensorRead& read() const { return *extent_.reads[next_]; }
-  std::int64_t bytes() const { return read().tensor->end - read().tensor->begin; }
+  Kept kept() const { return extent_.tensors[next_]; }
+  std::int64_t bytes() const { return kept().front().tensor->end - kept().front().tensor->begin; }
 
   void keep(std::span<const std::byte> part) const {
-    const std::int64_t from = std::max(at_, read().begin);
-    const std::int64_t until = std::min(at_ + static_cast<std::int64_t>(part.size()), read().end);
-    if (from < until)
-      std::memcpy(read().to + (from - read().begin), part.data() + (from - at_),
-                  static_cast<std::size_t>(until - from));
+    for (const TensorRead& read : kept()) {
+      const std::int64_t from = std::max(at_, read.begin);
+      const std::int64_t until = std::min(at_ + static_cast<std::int64_t>(part.size()), read.end);
+      if (from < until)
+        std::memcpy(read.to + (from - read.begin), part.data() + (from - at_), static_cast<std::size_t>(until - from));
+    }
   }
 
   // Those that are complete, empty ones included.
   void end_tensors() {
-    for (; next_ < extent_.reads.size() && at_ == bytes(); ++next_, at_ = 0) {
+    for (; next_ < extent_.tensors.size() && at_ == bytes(); ++next_, at_ = 0) {
       const std::uint64_t got = sum_.value();
       sum_ = Checksum();
-      if (got != read().checksum)
-        throw IoError("checkpoint.read", "the data is not what was written (", read().file->path().string(),
-                      ", tensor ", read().tensor->name, "; checksum got ", checksum_text(got), ", want ",
-                      checksum_text(read().checksum), rank_text(owner_), "; load another checkpoint)");
+      const TensorRead& read = kept().front();
+      if (got != read.checksum)
+        throw IoError("checkpoint.read", "the data is not what was written (", read.file->path().string(), ", tensor ",
+                      read.tensor->name, "; checksum got ", checksum_text(got), ", want ", checksum_text(read.checksum),
+                      rank_text(owner_), "; load another checkpoint)");
     }
   }
 
   const Extent& extent_;
   const Owner owner_;
-  std::size_t next_ = 0;  // of the extent's reads
+  std::size_t next_ = 0;  // of the extent's tensors
   std::int64_t at_ = 0;   // bytes of that one so far
   Checksum sum_;
 };
@@ -90,7 +112,7 @@ void read_extent(const Extent& extent, Owner owner, std::byte* memory) {
     const std::int64_t page = at / Descriptor::kAlign * Descriptor::kAlign;
     const std::int64_t wanted = std::min(extent.end - page, kBlock);
     const std::int64_t whole = round_up(wanted, Descriptor::kAlign);
-    extent.reads.front()->file->read_pages(page, {memory, static_cast<std::size_t>(whole)}, wanted);
+    extent.file().read_pages(page, {memory, static_cast<std::size_t>(whole)}, wanted);
     sorter.take({memory + (at - page), static_cast<std::size_t>(page + wanted - at)});
     at = page + wanted;
   }
@@ -98,7 +120,8 @@ void read_extent(const Extent& extent, Owner owner, std::byte* memory) {
 
 }  // namespace
 
-void read_tensors(const std::vector<TensorRead>& reads, Owner owner) {
+void read_tensors(std::vector<TensorRead> reads, Owner owner) {
+  sort_by_place(reads);
   const std::vector<Extent> extents = extents_of(reads);
   std::vector<std::exception_ptr> errors(extents.size());
   std::atomic<std::size_t> next{0}, end{extents.size()};  // end: nothing behind the first failure counts

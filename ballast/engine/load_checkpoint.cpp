@@ -28,6 +28,10 @@ std::span<std::byte> bytes_of(const at::Tensor& tensor) {
           static_cast<std::size_t>(tensor.numel()) * tensor.element_size()};
 }
 
+/// What a rank keeps of a unit, on the host: the optimizer's states, or a frozen unit's parameters, in their dtype, as
+/// if they were master weights.
+using UnitValues = std::vector<SpareStates>;
+
 /// Reads what this rank keeps out of a checkpoint. What is returned has its values when complete() returns.
 class RankReader {
  public:
@@ -35,25 +39,39 @@ class RankReader {
              bool with_optimizer)
       : reader_(reader), plan_(plan), optimizer_(optimizer), params_(params), with_optimizer_(with_optimizer) {}
 
-  /// Gets memory for what follows, bytes(), in huge pages: small ones would take as long to get as the data.
-  void reserve(std::int64_t bytes) { arena_.emplace(bytes, false, c10::kCPU); }
-  /// Of all units.
+  /// Bytes of what read() returns for all units.
   std::int64_t bytes(const Layout& layout) const {
-    std::int64_t bytes = 0;
-    for (const Unit& unit : layout.units)
-      bytes += unit.trainable ? (1 + static_cast<std::int64_t>(optimizer_.keys().size())) *
-                                    tiers::HostArena::bytes_of(optimizer_.kept_range(unit.id).size(), at::kFloat)
-                              : tiers::HostArena::bytes_of(params_.owned_range(unit.id).size(), unit.compute_dtype);
-    return bytes;
+    const auto [lasting, passing] = bytes_by_life(layout);
+    return lasting + passing;
+  }
+  /// Gets memory for that in advance, in huge pages: small ones would take as long to get as the data. What outlives
+  /// the load lies apart from what doesn't.
+  void reserve(const Layout& layout) {
+    may_last_ = std::all_of(layout.units.begin(), layout.units.end(),
+                            [&](const Unit& unit) { return !unit.trainable || has_any_of(unit); });
+    const auto [lasting, passing] = bytes_by_life(layout);
+    lasting_.emplace(lasting, false, c10::kCPU);
+    passing_.emplace(passing, false, c10::kCPU);
   }
 
-  /// What is kept of the unit, on the host: master weights and moments, or a frozen unit's parameters. What the
-  /// checkpoint hasn't is as it is now. Empty where it has nothing of the unit.
-  std::vector<at::Tensor> read(const Unit& unit) {
-    const bool any =
-        std::any_of(unit.slots.begin(), unit.slots.end(), [&](const Slot& slot) { return record_of(slot) != nullptr; });
-    if (!any) return {};
-    return unit.trainable ? read_states(unit) : read_frozen(unit);
+  /// What the checkpoint hasn't is as it is now. Empty where it has nothing of the unit.
+  UnitValues read(const Unit& unit) {
+    if (!has_any_of(unit)) return {};
+    UnitValues values = shape_of(unit);
+    for (SpareStates& part : values) {
+      const c10::ScalarType dtype = unit.trainable ? at::kFloat : unit.compute_dtype;
+      std::optional<tiers::HostArena>& arena = part.lasts ? lasting_ : passing_;
+      part.memory = arena ? arena->allocate(part.numel(), dtype) : at::empty({part.numel()}, dtype);
+      if (unit.trainable && covers(unit))
+        clear_padding(unit, part);
+      else
+        copy_current(unit, part);
+      for_pieces(unit, part, [&](const ckpt::ParameterRecord& record, Range elements, std::int64_t at) {
+        for (int a = part.first; a < part.first + part.arrays; ++a)
+          read_state(record, a, elements, part.array(a).narrow(0, at, elements.size()));
+      });
+    }
+    return values;
   }
 
   at::Tensor read_whole(const ckpt::Pieces& pieces, c10::ScalarType dtype, at::IntArrayRef shape) {
@@ -72,11 +90,82 @@ class RankReader {
   const ckpt::ParameterRecord* record_of(const Slot& slot) const {
     return plan_.parameters[static_cast<std::size_t>(slot.parameter)];
   }
+  bool has_any_of(const Unit& unit) const {
+    return std::any_of(unit.slots.begin(), unit.slots.end(),
+                       [&](const Slot& slot) { return record_of(slot) != nullptr; });
+  }
+  bool covers(const Unit& unit) const {
+    return with_optimizer_ && std::all_of(unit.slots.begin(), unit.slots.end(), [&](const Slot& slot) {
+             const ckpt::ParameterRecord* record = record_of(slot);
+             if (record == nullptr) return false;
+             for (const std::string& key : keys_)
+               if (!record->states.contains(key)) return false;
+             return true;
+           });
+  }
 
-  void read(const ckpt::Pieces& pieces, c10::ScalarType dtype, Range elements, const at::Tensor& to) {
-    const at::Tensor stored = to.scalar_type() == dtype ? to : at::empty({elements.size()}, dtype);
-    reader_.read_later(pieces, dtype, elements.begin, elements.end, bytes_of(stored));
-    later_.emplace_back(stored, to);
+  Range kept(const Unit& unit) const {
+    return unit.trainable ? optimizer_.kept_range(unit.id) : params_.owned_range(unit.id);
+  }
+  UnitValues shape_of(const Unit& unit) const {
+    if (unit.trainable) return optimizer_.spares(unit.id, may_last_);
+    return {{{0, kept(unit).size()}, 0, 1, false, {}}};
+  }
+  std::pair<std::int64_t, std::int64_t> bytes_by_life(const Layout& layout) const {
+    std::int64_t bytes[2] = {};
+    for (const Unit& unit : layout.units)
+      for (const SpareStates& part : shape_of(unit))
+        bytes[part.lasts] += tiers::HostArena::bytes_of(part.numel(), unit.trainable ? at::kFloat : unit.compute_dtype);
+    return {bytes[true], bytes[false]};
+  }
+
+  void copy_current(const Unit& unit, const SpareStates& part) {
+    if (!unit.trainable) {
+      params_.with_owned(unit.id, ShardHome::Access::kRead, [&](const at::Tensor& now) { part.memory.copy_(now); });
+      return;
+    }
+    for (const StateRun& now : optimizer_.read_all(unit.id, part.range))
+      for (int a = part.first; a < part.first + part.arrays; ++a)
+        part.array(a)
+            .narrow(0, now.range.begin - part.range.begin, now.range.size())
+            .copy_(now.arrays[static_cast<std::size_t>(a)]);
+  }
+
+  // What lies between the parameters.
+  void clear_padding(const Unit& unit, const SpareStates& part) const {
+    const Range range = in_unit(unit, part);
+    std::int64_t end = range.begin;
+    const auto clear_until = [&](std::int64_t begin) {
+      const Range gap = intersect(range, {end, begin});
+      for (int a = part.first; a < part.first + part.arrays && !gap.empty(); ++a)
+        part.array(a).narrow(0, gap.begin - range.begin, gap.size()).zero_();
+    };
+    for (const Slot& slot : unit.slots) {
+      clear_until(slot.offset);
+      end = slot.offset + slot.numel;
+    }
+    clear_until(range.end);
+  }
+
+  // fn(record, elements of the parameter, where in the part they lie)
+  template <class Fn>
+  void for_pieces(const Unit& unit, const SpareStates& part, Fn&& fn) const {
+    const Range range = in_unit(unit, part);
+    for (const Slot& slot : unit.slots) {
+      const Range piece = intersect(range, {slot.offset, slot.offset + slot.numel});
+      if (record_of(slot) != nullptr && !piece.empty())
+        fn(*record_of(slot), Range{piece.begin - slot.offset, piece.end - slot.offset}, piece.begin - range.begin);
+    }
+  }
+  Range in_unit(const Unit& unit, const SpareStates& part) const {
+    const std::int64_t begin = kept(unit).begin;
+    return {begin + part.range.begin, begin + part.range.end};
+  }
+
+  void read_state(const ckpt::ParameterRecord& record, int array, Range elements, const at::Tensor& to) {
+    if (array == 0) return read_weights(record, elements, to);
+    const auto pieces = record.states.find(keys_[static_cast<std::size_t>(array - 1)]);
+    if (with_optimizer_ && pieces != record.states.end()) read(pieces->second, at::kFloat, elements, to);
   }
   // Weights are fp32 masters where the parameter was trainable, else what forward saw.
   void read_weights(const ckpt::ParameterRecord& record, Range elements, const at::Tensor& to) {
@@ -84,77 +173,10 @@ class RankReader {
     if (masters != record.states.end()) return read(masters->second, at::kFloat, elements, to);
     read(record.states.at(kParamKey), record.dtype, elements, to);
   }
-
-  bool covers(const Unit& unit) const {
-    return with_optimizer_ && std::all_of(unit.slots.begin(), unit.slots.end(), [&](const Slot& slot) {
-             const ckpt::ParameterRecord* record = record_of(slot);
-             if (record == nullptr) return false;
-             for (const std::string& key : optimizer_.keys())
-               if (!record->states.contains(key)) return false;
-             return true;
-           });
-  }
-
-  template <class Fn>
-  void for_parts(const Unit& unit, Range kept, Fn&& fn) {
-    for (const Slot& slot : unit.slots) {
-      const Range part = intersect(kept, {slot.offset, slot.offset + slot.numel});
-      if (record_of(slot) != nullptr && !part.empty())
-        fn(*record_of(slot), Range{part.begin - slot.offset, part.end - slot.offset}, part.begin - kept.begin,
-           part.size());
-    }
-  }
-
-  at::Tensor memory(std::int64_t elements, c10::ScalarType dtype) {
-    return arena_ ? arena_->allocate(elements, dtype) : at::empty({elements}, dtype);
-  }
-
-  // Undefined but between the parameters.
-  at::Tensor zero_padded(const Unit& unit, Range kept) {
-    const at::Tensor array = memory(kept.size(), at::kFloat);
-    std::int64_t end = kept.begin;
-    const auto zero_until = [&](std::int64_t begin) {
-      const Range gap = intersect(kept, {end, begin});
-      if (!gap.empty()) array.narrow(0, gap.begin - kept.begin, gap.size()).zero_();
-    };
-    for (const Slot& slot : unit.slots) {
-      zero_until(slot.offset);
-      end = slot.offset + slot.numel;
-    }
-    zero_until(kept.end);
-    return array;
-  }
-
-  std::vector<at::Tensor> read_states(const Unit& unit) {
-    const Range kept = optimizer_.kept_range(unit.id);
-    const std::vector<std::string> keys = optimizer_.keys();
-    std::vector<at::Tensor> arrays;
-    if (covers(unit)) {
-      for (std::size_t i = 0; i <= keys.size(); ++i) arrays.push_back(zero_padded(unit, kept));
-    } else {
-      for (const at::Tensor& now : optimizer_.read_all(unit.id, {0, kept.size()}))
-        arrays.push_back(memory(now.numel(), at::kFloat).copy_(now));
-    }
-    // Key by key, as they lie in the files.
-    for_parts(unit, kept, [&](const ckpt::ParameterRecord& record, Range elements, std::int64_t at, std::int64_t n) {
-      read_weights(record, elements, arrays[0].narrow(0, at, n));
-    });
-    for (std::size_t k = 0; with_optimizer_ && k < keys.size(); ++k)
-      for_parts(unit, kept, [&](const ckpt::ParameterRecord& record, Range elements, std::int64_t at, std::int64_t n) {
-        if (const auto pieces = record.states.find(keys[k]); pieces != record.states.end())
-          read(pieces->second, at::kFloat, elements, arrays[1 + k].narrow(0, at, n));
-      });
-    return arrays;
-  }
-
-  std::vector<at::Tensor> read_frozen(const Unit& unit) {
-    const at::Tensor values = memory(params_.owned_range(unit.id).size(), unit.compute_dtype);
-    params_.with_owned(unit.id, ShardHome::Access::kRead, [&](const at::Tensor& owned) { values.copy_(owned); });
-    for_parts(unit, params_.owned_range(unit.id),
-              [&](const ckpt::ParameterRecord& record, Range elements, std::int64_t at, std::int64_t n) {
-                read_weights(record, elements, values.narrow(0, at, n));
-              });
-    return {values};
+  void read(const ckpt::Pieces& pieces, c10::ScalarType dtype, Range elements, const at::Tensor& to) {
+    const at::Tensor stored = to.scalar_type() == dtype ? to : at::empty({elements.size()}, dtype);
+    reader_.read_later(pieces, dtype, elements.begin, elements.end, bytes_of(stored));
+    later_.emplace_back(stored, to);
   }
 
   ckpt::CheckpointReader& reader_;
@@ -162,8 +184,10 @@ class RankReader {
   OptimizerStates& optimizer_;
   ParamStore& params_;
   const bool with_optimizer_;
+  const std::vector<std::string> keys_ = optimizer_.keys();
   std::vector<std::pair<at::Tensor, at::Tensor>> later_;  // what is being read, and where it goes in another type
-  std::optional<tiers::HostArena> arena_;
+  bool may_last_ = false;
+  std::optional<tiers::HostArena> lasting_, passing_;
 };
 
 // Throws IoError.
@@ -197,7 +221,7 @@ void refuse_other_optimizer(const ckpt::Manifest& manifest, const std::vector<st
 /// What is read before anything changes, where this rank's memory has room for it; else it is read twice.
 struct Staged {
   bool keep = false;
-  std::vector<std::vector<at::Tensor>> units;
+  std::vector<UnitValues> units;
   std::vector<at::Tensor> buffers;
   NamedTensors generators;
 };
@@ -246,13 +270,12 @@ LoadReport Engine::Impl::load(const std::filesystem::path& folder, const std::st
   RankReader mine(*reader, plan, *optimizer, *params, with_optimizer);
   Staged staged;
   together(*rounds, [&] {
-    const std::int64_t bytes = mine.bytes(layout);
-    staged.keep = bytes < tiers::available_host_bytes() / (2 * ranks_here);
-    if (staged.keep) mine.reserve(bytes);
+    staged.keep = mine.bytes(layout) < tiers::available_host_bytes() / (2 * ranks_here);
+    if (staged.keep) mine.reserve(layout);
     for (const Unit& unit : layout.units) {
-      std::vector<at::Tensor> values = mine.read(unit);
+      UnitValues values = mine.read(unit);
       if (!staged.keep) mine.complete();
-      staged.units.push_back(staged.keep ? std::move(values) : std::vector<at::Tensor>());
+      staged.units.push_back(staged.keep ? std::move(values) : UnitValues());
     }
     for (std::size_t b = 0; b < plan.buffers.size(); ++b) {
       const ckpt::BufferRecord* record = plan.buffers[b];
@@ -305,7 +328,7 @@ LoadReport Engine::Impl::load(const std::filesystem::path& folder, const std::st
   return report;
 }
 
-void Engine::Impl::take_up_unit(const Unit& unit, const LoadPlan& plan, std::vector<at::Tensor> values,
+void Engine::Impl::take_up_unit(const Unit& unit, const LoadPlan& plan, const std::vector<SpareStates>& values,
                                 bool with_optimizer) {
   if (values.empty()) return;
   std::vector<bool> written(layout.parameters.size(), false);
@@ -318,10 +341,12 @@ void Engine::Impl::take_up_unit(const Unit& unit, const LoadPlan& plan, std::vec
     optimizer->set_fresh(slot.parameter, record->trainable ? record->fresh : true);
   }
   const at::DisableRecordFunctionGuard unobserved;  // an observer would take this for somebody else's write
-  if (unit.trainable) optimizer->write_all(unit.id, values);
   if (!unit.trainable || optimizer->masters_apart(unit.id))
-    params->with_owned(unit.id, ShardHome::Access::kReplace,
-                       [&](const at::Tensor& owned) { owned.copy_(values.front()); });
+    params->with_owned(unit.id, ShardHome::Access::kReplace, [&](const at::Tensor& owned) {
+      for (const SpareStates& part : values)
+        if (part.first == 0) owned.narrow(0, part.range.begin, part.range.size()).copy_(part.array(0));
+    });
+  if (unit.trainable) optimizer->take_over(unit.id, values);
   params->publish(unit.id, written);
   params->finish_publish();
 }

@@ -126,9 +126,10 @@ ckpt::Manifest Engine::Impl::describe_run(const std::string& tag, const SaveOpti
   return manifest;
 }
 
-// For the copies of one unit's states after the other: memory that is new for each takes longer to get than the copy.
+// For the copies of one unit's states from disk after the other: memory that is new for each takes longer to get than
+// the copy.
 at::Tensor Engine::Impl::memory_for_states() const {
-  if (lane == nullptr) return {};
+  if (policies.optimizer.tier != Tier::kNvme) return {};
   std::int64_t most = 0;
   for (const Unit& unit : layout.units) most = std::max(most, unit.trainable ? unit.shard : 0);
   const std::int64_t floats = most * (1 + static_cast<std::int64_t>(optimizer->keys().size()));
@@ -142,31 +143,42 @@ at::Tensor Engine::Impl::memory_for_states() const {
 void Engine::Impl::produce(const SavePlan& plan, bool with_gradients, const SaveJob::Sink& sink) {
   Guarded guarded;
   const int rank = world.rank();
+  // The key behind them is that of the gradient.
+  const auto states_of = [&](const Unit& unit) { return unit.trainable ? 1 + optimizer->keys().size() : 1; };
   at::Tensor memory;
   guarded([&] { memory = memory_for_states(); });
   for (const Unit& unit : layout.units) {
     const std::vector<SavedPiece> pieces = plan.pieces(unit, rank);
     const Range shard = unit.shard_of(rank);
-    std::vector<at::Tensor> arrays;  // [shard] by key
+    std::vector<StateRun> runs;
     guarded([&] {
       const Range kept = unit.trainable ? optimizer->kept_range(unit.id) : params->owned_range(unit.id);
       const Range part{shard.begin - kept.begin, shard.end - kept.begin};
       if (unit.trainable)
-        arrays = optimizer->read_all(unit.id, part, memory);
+        runs = optimizer->read_all(unit.id, part, memory);
       else
         params->with_owned(unit.id, ShardHome::Access::kRead, [&](const at::Tensor& owned) {
-          arrays = {owned.narrow(0, part.begin, part.size()).to(at::kCPU, unit.compute_dtype, false, /*copy=*/true)};
+          runs = {{part,
+                   {owned.narrow(0, part.begin, part.size()).to(at::kCPU, unit.compute_dtype, false, /*copy=*/true)}}};
         });
+      for (StateRun& run : runs) run.range = {run.range.begin + kept.begin, run.range.end + kept.begin};
     });
+    at::Tensor sum;  // [shard]
     if (with_gradients && unit.trainable) {
-      at::Tensor sum;
       guarded.always([&] { sum = reducer->peek(unit.id); });
       if (sum.defined() && policies.grads.keep_whole_sum) sum = sum.narrow(0, shard.begin, shard.size());
-      arrays.push_back(sum);
     }
     guarded([&] {
-      for (const SavedPiece& piece : pieces)
-        sink(arrays[piece.key].narrow(0, piece.flat.begin - shard.begin, piece.flat.size()));
+      for (const SavedPiece& piece : pieces) {
+        if (piece.key == states_of(unit)) {
+          sink(sum.narrow(0, piece.flat.begin - shard.begin, piece.flat.size()));
+          continue;
+        }
+        for (const StateRun& run : runs) {
+          const Range part = intersect(piece.flat, run.range);
+          if (!part.empty()) sink(run.arrays[piece.key].narrow(0, part.begin - run.range.begin, part.size()));
+        }
+      }
     });
   }
   guarded([&] {
@@ -284,8 +296,13 @@ void Engine::Impl::start_save(const SavePlan& plan, bool with_gradients, std::un
   });
   together(*rounds, [&] {
     std::size_t next = 0;
-    produce(plan, with_gradients,
-            [&](const at::Tensor& tensor) { memory[next++].copy_(tensor, /*non_blocking=*/true); });
+    std::int64_t filled = 0;  // elements of that one
+    produce(plan, with_gradients, [&](const at::Tensor& part) {
+      if (part.numel() == 0) return;
+      for (; filled == memory[next].numel(); ++next) filled = 0;
+      memory[next].view(-1).narrow(0, filled, part.numel()).copy_(part.reshape(-1), /*non_blocking=*/true);
+      filled += part.numel();
+    });
     tiers::DeviceStream::mark_current(world.device()).synchronize();  // the copies have read what training changes next
   });
   job->start(std::move(memory));

@@ -37,6 +37,7 @@ class SaveJob {
   SaveJob(const SaveJob&) = delete;
   SaveJob& operator=(const SaveJob&) = delete;
 
+  /// Takes the tensors of the file in order, each whole or in parts.
   using Sink = std::function<void(const at::Tensor&)>;
   const std::string& tag() const { return target_.manifest.tag; }
 

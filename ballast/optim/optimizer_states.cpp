@@ -238,41 +238,83 @@ std::vector<at::Tensor*> OptimizerStates::arrays_of(UnitStates& unit) const {
   return arrays;
 }
 
-std::vector<at::Tensor> OptimizerStates::read_all(int unit, Range elements, const at::Tensor& memory) {
+std::vector<StateRun> OptimizerStates::read_all(int unit, Range elements, const at::Tensor& memory) {
   UnitStates& mine = at(unit);
-  std::vector<at::Tensor> values;
+  std::vector<StateRun> runs;
   if (mine.tier == Tier::kDevice) {
-    for (const at::Tensor* array : arrays_of(mine)) values.push_back(array->narrow(0, elements.begin, elements.size()));
-    return values;
+    runs.push_back({elements, {}});
+    for (const at::Tensor* array : arrays_of(mine))
+      runs.back().arrays.push_back(array->narrow(0, elements.begin, elements.size()));
+    return runs;
   }
-  for (int array = 0; array <= moments(config_); ++array)
-    values.push_back(memory.defined() ? memory.narrow(0, array * elements.size(), elements.size())
-                                      : at::empty({elements.size()}, at::kFloat));
+  const bool copy = mine.tier == Tier::kNvme;  // a buffer of the ring soon has another chunk
+  if (copy) {
+    runs.push_back({elements, {}});
+    for (int array = 0; array < arrays(); ++array)
+      runs.back().arrays.push_back(memory.defined() ? memory.narrow(0, array * elements.size(), elements.size())
+                                                    : at::empty({elements.size()}, at::kFloat));
+  }
   lane_->run([&] {
-    for_chunks(unit, false, [&](const float* floats, std::int64_t n, Range range) {
+    for_chunks(unit, false, [&](float* floats, std::int64_t n, Range range) {
       const Range part = intersect(elements, range);
-      for (std::size_t array = 0; array < values.size() && !part.empty(); ++array)
-        std::copy_n(floats + static_cast<std::int64_t>(array) * n + (part.begin - range.begin), part.size(),
-                    values[array].mutable_data_ptr<float>() + (part.begin - elements.begin));
+      if (part.empty()) return;
+      if (!copy) runs.push_back({part, {}});
+      for (int array = 0; array < arrays(); ++array) {
+        float* const values = floats + array * n + (part.begin - range.begin);
+        if (copy)
+          std::copy_n(values, part.size(),
+                      runs.back().arrays[static_cast<std::size_t>(array)].mutable_data_ptr<float>() +
+                          (part.begin - elements.begin));
+        else
+          runs.back().arrays.push_back(at::from_blob(values, {part.size()}, at::kFloat));
+      }
     });
   });
-  return values;
+  return runs;
 }
 
-void OptimizerStates::write_all(int unit, const std::vector<at::Tensor>& values) {
+std::vector<SpareStates> OptimizerStates::spares(int unit, bool may_last) const {
+  const UnitStates& mine = at(unit);
+  std::vector<SpareStates> spares;
+  if (mine.tier == Tier::kHost && may_last) {  // the chunks of another StateChunks
+    for (int c = mine.first_chunk; c < mine.first_chunk + mine.chunks; ++c)
+      spares.push_back({chunk_ranges_[static_cast<std::size_t>(c)], 0, arrays(), true, {}});
+    return spares;
+  }
+  const bool lasts = mine.tier == Tier::kDevice && device_.is_cpu();
+  const int apart = mine.tier == Tier::kDevice && mine.master_is_bound ? 1 : 0;  // the parameters stay where they are
+  const Range all{0, kept_range(unit).size()};
+  if (apart > 0) spares.push_back({all, 0, 1, false, {}});
+  if (arrays() > apart) spares.push_back({all, apart, arrays() - apart, lasts, {}});
+  return spares;
+}
+
+void OptimizerStates::take_over(int unit, const std::vector<SpareStates>& spares) {
   UnitStates& mine = at(unit);
   if (mine.tier == Tier::kDevice) {
     const std::vector<at::Tensor*> arrays = arrays_of(mine);
-    for (std::size_t array = 0; array < arrays.size(); ++array) arrays[array]->copy_(values[array]);
-  } else {
-    lane_->run([&] {
-      for_chunks(unit, true, [&](float* floats, std::int64_t n, Range range) {
-        for (std::size_t array = 0; array < values.size(); ++array)
-          std::copy_n(values[array].const_data_ptr<float>() + range.begin, n,
-                      floats + static_cast<std::int64_t>(array) * n);
-      });
-    });
+    for (const SpareStates& spare : spares)
+      for (int a = spare.first; a < spare.first + spare.arrays; ++a) {
+        at::Tensor& state = *arrays[static_cast<std::size_t>(a)];
+        if (spare.lasts)
+          state = spare.array(a);
+        else
+          state.narrow(0, spare.range.begin, spare.range.size()).copy_(spare.array(a));
+      }
+    return;
   }
+  lane_->run([&] {
+    if (!spares.empty() && spares.front().lasts) {
+      for (std::size_t c = 0; c < spares.size(); ++c)
+        chunks_->replace(mine.first_chunk + static_cast<int>(c), spares[c].memory);
+      return;
+    }
+    for_chunks(unit, true, [&](float* floats, std::int64_t n, Range range) {
+      for (const SpareStates& spare : spares)
+        for (int a = spare.first; a < spare.first + spare.arrays; ++a)
+          std::copy_n(spare.array(a).const_data_ptr<float>() + (range.begin - spare.range.begin), n, floats + a * n);
+    });
+  });
 }
 
 }  // namespace ballast

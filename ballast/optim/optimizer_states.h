@@ -42,6 +42,23 @@ struct StateChunk {
 /// All chunks, in the order of their updates. tier: by unit, of place_states.
 std::vector<StateChunk> cut_states(const Layout& layout, const OptimizerPolicy& policy, const std::vector<Tier>& tier);
 
+/// The states of a run of elements: fp32 [range.size()] each, the master weights first, then those that keys() names.
+struct StateRun {
+  Range range;  // of what the rank keeps of a unit
+  std::vector<at::Tensor> arrays;
+};
+
+/// Memory for some of the states of a run of elements, beside what is in use.
+struct SpareStates {
+  Range range;                // of what the rank keeps of a unit
+  int first = 0, arrays = 0;  // which, counted as StateRun's
+  bool lasts = false;         // take_over() keeps the memory; else it copies from it
+  at::Tensor memory;          // fp32 [numel()] on the host: one array behind the other
+
+  std::int64_t numel() const { return arrays * range.size(); }
+  at::Tensor array(int index) const { return memory.narrow(0, (index - first) * range.size(), range.size()); }
+};
+
 /// One update's common values.
 struct UpdateStep {
   double grad_factor = 1;           // the gradient is sum * grad_factor
@@ -110,11 +127,14 @@ class OptimizerStates {
   at::Tensor read(int unit, const std::string& key);
   /// Replaces elements of the kept range: values [elements.size()], taken as fp32.
   void write(int unit, const std::string& key, Range elements, const at::Tensor& values);
-  /// All of it at once: the master weights, then the states of keys(), in one pass over what lies on disk. read_all:
-  /// elements of the kept range, on the device (then views) or the host. write_all: the whole kept range, as write()
-  /// does. memory: fp32, where host copies go, (1 + keys) x elements at least; undefined: new memory.
-  std::vector<at::Tensor> read_all(int unit, Range elements, const at::Tensor& memory = {});
-  void write_all(int unit, const std::vector<at::Tensor>& values);
+  /// All states of these elements of the kept range, in one pass over what lies on disk. Views where they lie in
+  /// memory, which the next update changes; else copies. memory: fp32, where copies go, (1 + keys) x elements at least;
+  /// undefined: new memory.
+  std::vector<StateRun> read_all(int unit, Range elements, const at::Tensor& memory = {});
+  /// Spares for all states of the unit, their memory still to be given: what take_over() then puts in the place of the
+  /// unit's states. may_last: the spares of all units are taken over, so that none of the memory in use remains.
+  std::vector<SpareStates> spares(int unit, bool may_last) const;
+  void take_over(int unit, const std::vector<SpareStates>& spares);
   /// The parameter's moments were written: SGD's next update builds on its buffer instead of starting it with the
   /// gradient, as torch.optim does where a buffer is there.
   void moments_written(int parameter) { fresh_[static_cast<std::size_t>(parameter)] = false; }
@@ -155,6 +175,7 @@ class OptimizerStates {
   void for_chunks(int unit, bool changed, const std::function<void(float*, std::int64_t, Range)>& body);
   /// The arrays of a unit on the device, in the order of a chunk's.
   std::vector<at::Tensor*> arrays_of(UnitStates& unit) const;
+  int arrays() const { return 1 + moments(config_); }
   const OptimizerHyper& hyper(int group) const;
   void run_on_host(const Update& update, const Segment& segment, const Pass& pass);
   void run_on_device(const Update& update, const Segment& segment, at::Tensor grad);

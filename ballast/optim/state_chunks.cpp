@@ -1,5 +1,7 @@
 #include "ballast/optim/state_chunks.h"
 
+#include <utility>
+
 #include "ballast/tiers/host_arena.h"
 
 namespace ballast {
@@ -35,6 +37,10 @@ float* StateChunks::open(int chunk) {
 
 void StateChunks::close(int chunk, bool changed) {
   if (on_disk_) on_disk_->close(chunk, changed);
+}
+
+void StateChunks::replace(int chunk, at::Tensor floats) {
+  on_host_.at(static_cast<std::size_t>(chunk)) = std::move(floats);
 }
 
 void StateChunks::expect(int chunk) {

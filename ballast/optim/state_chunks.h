@@ -31,6 +31,9 @@ class StateChunks {
   float* open(int chunk);
   /// changed: what was written to them counts.
   void close(int chunk, bool changed);
+  /// In host memory: another array in the chunk's place, of its length. The memory of the first ones goes when all of
+  /// them are replaced.
+  void replace(int chunk, at::Tensor floats);
   /// open(chunk) will come soon.
   void expect(int chunk);
 

@@ -67,6 +67,26 @@ TEST_F(TensorReads, KeepAnyPartOfAnyTensor) {
   }
 }
 
+TEST_F(TensorReads, KeepSeveralPartsOfATensor) {
+  const auto all = reads(0);
+  std::vector<TensorRead> parts;
+  for (const std::size_t i : {10, 4, 7})
+    for (const auto& [begin, end] : {std::pair{0.3, 0.9}, {0.0, 0.3}, {0.95, 1.0}, {0.2, 0.4}, {0.5, 0.5}}) {
+      TensorRead part = all[i];
+      part.begin = static_cast<std::int64_t>(begin * static_cast<double>(kSizes[i]));
+      part.end = static_cast<std::int64_t>(end * static_cast<double>(kSizes[i]));
+      parts.push_back(part);
+    }
+  std::vector<std::vector<std::byte>> kept;
+  kept.reserve(parts.size());
+  for (TensorRead& part : parts) part.to = kept.emplace_back(part.end - part.begin).data();
+  read_tensors(parts, {3});
+  for (std::size_t p = 0; p < parts.size(); ++p) {
+    const std::vector<std::byte> whole = data_of(p < 5 ? 10 : p < 10 ? 4 : 7);
+    EXPECT_TRUE(std::equal(kept[p].begin(), kept[p].end(), whole.begin() + parts[p].begin)) << p;
+  }
+}
+
 TEST_F(TensorReads, TheFirstInOrderThatIsDamagedIsTheOneThatIsNamed) {
   auto all = reads(0);
   const auto& file = *all.front().file;
