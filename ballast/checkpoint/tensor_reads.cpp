@@ -15,8 +15,9 @@
 namespace ballast::ckpt {
 namespace {
 
-constexpr std::size_t kThreads = 4;
+constexpr std::size_t kThreads = 8;
 constexpr std::int64_t kExtent = std::int64_t{32} << 20;
+constexpr std::int64_t kWorthItsOwnRead = std::int64_t{1} << 20;
 constexpr std::int64_t kPart = std::int64_t{256} << 10;  // what a core's cache still has when it is copied
 
 /// A tensor, and the parts of it that are kept.
@@ -60,6 +61,14 @@ class Sorter {
  public:
   Sorter(const Extent& extent, Owner owner) : extent_(extent), owner_(owner) { end_tensors(); }
 
+  /// Where the next bytes go; empty if they aren't kept.
+  std::span<std::byte> place() const {
+    for (const TensorRead& read : kept())
+      if (read.begin <= at_ && at_ < read.end)
+        return {read.to + (at_ - read.begin), static_cast<std::size_t>(read.end - at_)};
+    return {};
+  }
+
   void take(std::span<const std::byte> data) {
     while (!data.empty()) {
       const auto left = static_cast<std::size_t>(bytes() - at_);
@@ -80,8 +89,10 @@ class Sorter {
     for (const TensorRead& read : kept()) {
       const std::int64_t from = std::max(at_, read.begin);
       const std::int64_t until = std::min(at_ + static_cast<std::int64_t>(part.size()), read.end);
-      if (from < until)
-        std::memcpy(read.to + (from - read.begin), part.data() + (from - at_), static_cast<std::size_t>(until - from));
+      if (from >= until) continue;
+      std::byte* const to = read.to + (from - read.begin);
+      const std::byte* const data = part.data() + (from - at_);
+      if (to != data) std::memcpy(to, data, static_cast<std::size_t>(until - from));
     }
   }
 
@@ -107,13 +118,25 @@ class Sorter {
 
 void read_extent(const Extent& extent, Owner owner, std::byte* memory) {
   Sorter sorter(extent, owner);
-  // Whole pages, which travel past the page cache.
+  // Whole pages, which travel past the page cache: straight to where they belong where that is much, and its pages are
+  // the file's.
   for (std::int64_t at = extent.begin; at < extent.end;) {
     const std::int64_t page = at / Descriptor::kAlign * Descriptor::kAlign;
-    const std::int64_t wanted = std::min(extent.end - page, kBlock);
+    std::int64_t wanted = std::min(extent.end - page, kBlock);
+    std::byte* to = memory;
+    const std::span<std::byte> place = sorter.place();
+    const auto within = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(place.data()) % Descriptor::kAlign);
+    if (static_cast<std::int64_t>(place.size()) >= kWorthItsOwnRead && within == at - page) {
+      if (within > 0) {
+        wanted = Descriptor::kAlign;
+      } else {
+        to = place.data();
+        wanted = std::min(static_cast<std::int64_t>(place.size()) / Descriptor::kAlign * Descriptor::kAlign, kBlock);
+      }
+    }
     const std::int64_t whole = round_up(wanted, Descriptor::kAlign);
-    extent.file().read_pages(page, {memory, static_cast<std::size_t>(whole)}, wanted);
-    sorter.take({memory + (at - page), static_cast<std::size_t>(page + wanted - at)});
+    extent.file().read_pages(page, {to, static_cast<std::size_t>(whole)}, wanted);
+    sorter.take({to + (at - page), static_cast<std::size_t>(page + wanted - at)});
     at = page + wanted;
   }
 }

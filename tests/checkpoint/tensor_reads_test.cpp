@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <fstream>
 
+#include "ballast/base/math.h"
 #include "tests/checkpoint/support.h"
 
 namespace ballast::ckpt {
@@ -67,23 +68,39 @@ TEST_F(TensorReads, KeepAnyPartOfAnyTensor) {
   }
 }
 
-TEST_F(TensorReads, KeepSeveralPartsOfATensor) {
+// Parts whose place in memory is to pages as it is to those of the file are read straight there, others aren't.
+TEST_F(TensorReads, KeepSeveralPartsOfATensorInAnyPlace) {
+  constexpr std::int64_t kPage = 4096;
   const auto all = reads(0);
-  std::vector<TensorRead> parts;
-  for (const std::size_t i : {10, 4, 7})
-    for (const auto& [begin, end] : {std::pair{0.3, 0.9}, {0.0, 0.3}, {0.95, 1.0}, {0.2, 0.4}, {0.5, 0.5}}) {
-      TensorRead part = all[i];
-      part.begin = static_cast<std::int64_t>(begin * static_cast<double>(kSizes[i]));
-      part.end = static_cast<std::int64_t>(end * static_cast<double>(kSizes[i]));
-      parts.push_back(part);
+  for (const std::int64_t shift : {0, 1}) {
+    std::vector<TensorRead> parts;
+    std::vector<std::size_t> of;
+    for (const std::size_t i : {10, 4, 7})
+      for (const auto& [begin, end] : {std::pair{0.3, 0.9}, {0.0, 0.3}, {0.95, 1.0}, {0.2, 0.4}, {0.5, 0.5}}) {
+        TensorRead part = all[i];
+        part.begin = static_cast<std::int64_t>(begin * static_cast<double>(kSizes[i]));
+        part.end = static_cast<std::int64_t>(end * static_cast<double>(kSizes[i]));
+        parts.push_back(part);
+        of.push_back(i);
+      }
+    std::vector<std::vector<std::byte>> memory;
+    for (TensorRead& part : parts) {
+      memory.emplace_back(static_cast<std::size_t>(part.end - part.begin + 3 * kPage), std::byte{0xa5});
+      const auto address = reinterpret_cast<std::uintptr_t>(memory.back().data());
+      const std::int64_t page =
+          round_up(static_cast<std::int64_t>(address), kPage) - static_cast<std::int64_t>(address);
+      part.to = memory.back().data() + page + (part.file->place(*part.tensor) + part.begin + shift) % kPage;
     }
-  std::vector<std::vector<std::byte>> kept;
-  kept.reserve(parts.size());
-  for (TensorRead& part : parts) part.to = kept.emplace_back(part.end - part.begin).data();
-  read_tensors(parts, {3});
-  for (std::size_t p = 0; p < parts.size(); ++p) {
-    const std::vector<std::byte> whole = data_of(p < 5 ? 10 : p < 10 ? 4 : 7);
-    EXPECT_TRUE(std::equal(kept[p].begin(), kept[p].end(), whole.begin() + parts[p].begin)) << p;
+    read_tensors(parts, {3});
+    for (std::size_t p = 0; p < parts.size(); ++p) {
+      const std::vector<std::byte> whole = data_of(of[p]);
+      const std::int64_t size = parts[p].end - parts[p].begin;
+      EXPECT_TRUE(std::equal(parts[p].to, parts[p].to + size, whole.begin() + parts[p].begin)) << p << ", " << shift;
+      const auto untouched = [](std::byte byte) { return byte == std::byte{0xa5}; };
+      EXPECT_TRUE(std::all_of(memory[p].data(), parts[p].to, untouched)) << p << ", " << shift;
+      EXPECT_TRUE(std::all_of(parts[p].to + size, memory[p].data() + memory[p].size(), untouched))
+          << p << ", " << shift;
+    }
   }
 }
 
