@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from . import _ballast, configuration, optimizer as optimizers
 from ._ballast import ConfigError, UseError
@@ -62,6 +63,27 @@ def _groups_of(parameters: Iterable, settings: dict, names: dict[torch.Tensor, s
         groups = [{**kept, **group} for group in described[1:]]
         settings = {**settings, "params": {**params, **first, **({"groups": groups} if groups else {})}}
     return settings
+
+
+def _check_modules(module: torch.nn.Module, path: str, around: list[torch.nn.Module], seen: set[int]) -> None:
+    """UseError for what no engine can take over: a module that is a part of itself, a tensor that has no shape yet."""
+    if any(module is one for one in around):
+        raise UseError(
+            f"[engine.initialize] a module is a part of itself ({path} is a {type(module).__name__} that it stands in; hold "
+            "what isn't a child where PyTorch doesn't register it, as in a list)"
+        )
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+        if is_lazy(tensor):
+            raise UseError(
+                f"[engine.initialize] a parameter or buffer has no shape yet ({path}{'.' if path else ''}{name} of a "
+                f"{type(module).__name__}; run a batch through the module before ballast.initialize)"
+            )
+    for name, child in module._modules.items():
+        if child is not None:
+            _check_modules(child, f"{path}{'.' if path else ''}{name}", [*around, module], seen)
 
 
 def _make_loader(data, batch_size: int, world, collate_fn):
@@ -126,6 +148,7 @@ def initialize(
     if dist_init_required:
         init_distributed()
 
+    _check_modules(model, "", [], set())
     settings = configuration.read(config)
     names = {parameter: name for name, parameter in model.named_parameters()}
     if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):

@@ -236,6 +236,49 @@ def test_what_cannot_be_taken_over_is_refused(make, words):
     assert isinstance(error.value, ValueError) and isinstance(error.value, ballast.Error)
 
 
+class Hidden(torch.nn.Module):
+    def __init__(self, **children):
+        super().__init__()
+        for name, child in children.items():
+            self.add_module(name, child)
+
+
+def _around_itself():
+    model = Hidden(first=torch.nn.Linear(3, 3), inner=Hidden(second=torch.nn.Linear(3, 3)))
+    model.inner.parent = model
+    return model
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (_around_itself, ["inner.parent is a Hidden", "part of itself"]),
+        (lambda: Hidden(x=torch.nn.Sequential(torch.nn.LazyLinear(4))), ["x.0.weight of a LazyLinear", "run a batch"]),
+        (lambda: Hidden(x=torch.nn.LazyBatchNorm1d(affine=False)), ["x.running_mean of a LazyBatchNorm1d"]),
+    ],
+)
+def test_modules_that_cannot_be_taken_over_are_refused(make, words):
+    model = make()
+    with pytest.raises(ballast.UseError) as error:
+        start(model, 3)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_a_lazy_module_that_has_run_and_one_that_stands_twice_train():
+    twice = torch.nn.LazyLinear(3)
+    model = torch.nn.Sequential(twice, torch.nn.Sequential(twice))
+    model(torch.ones(2, 3))
+    plain = torch.nn.Sequential(linear := torch.nn.Linear(3, 3), torch.nn.Sequential(linear))
+    plain.load_state_dict(model.state_dict())
+    engine, *_ = start(model, 3)
+    engine.backward(engine(torch.ones(2, 3)).sum())
+    engine.step()
+    plain(torch.ones(2, 3)).sum().backward()
+    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+    assert_close(masters(engine), dict(plain.named_parameters()))
+
+
 def test_a_loop_that_calls_the_given_optimizer_trains():
     plain, model = Net(), Net()
     want = train_plain(plain, OPTIMIZERS["adamw"](plain.parameters()), WINDOWS)
