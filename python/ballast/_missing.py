@@ -1,6 +1,8 @@
 """What DeepSpeedEngine has and Engine hasn't, with what to do instead: the text of the AttributeError, and of the table in
 docs/from_deepspeed.md. Names are those of DeepSpeed's runtime/engine.py at edaa722 (August 2026)."""
 
+import sys
+
 _CONFIGURED = "read engine.config, the configuration with all defaults"
 _PARALLEL = "there is data parallelism only; its rank and size are global_rank and world_size"
 _OFFERED_ELSEWHERE = "this feature isn't there; docs/config.md names an alternative beside its configuration key"
@@ -97,3 +99,16 @@ _FUNCTION_GROUPS = {
     "use `torch.accelerator`": "get_accelerator",
 }
 FUNCTIONS: dict[str, str] = {name: instead for instead, names in _FUNCTION_GROUPS.items() for name in names.split()}
+
+
+class _Imports:
+    """For `from ballast import comm` and `import ballast.ops.adam`, which don't show what a module's __getattr__ says."""
+
+    @staticmethod
+    def find_spec(full_name: str, path=None, target=None) -> None:
+        package, _, name = full_name.partition(".")
+        if package == __package__ and name in FUNCTIONS:
+            raise ModuleNotFoundError(f"ballast has no {name}: {FUNCTIONS[name]}")
+
+
+sys.meta_path.append(_Imports)

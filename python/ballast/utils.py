@@ -7,6 +7,8 @@ import torch
 from . import _registry
 from ._missing import FUNCTIONS
 
+__path__: list = []  # as a package's, so that importing a name that isn't there asks _missing
+
 
 def safe_get_full_fp32_param(param: torch.Tensor) -> torch.Tensor:
     """The fp32 master weights."""

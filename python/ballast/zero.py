@@ -11,6 +11,8 @@ from ._ballast import UseError
 from ._missing import FUNCTIONS
 from .materialize import Init
 
+__path__: list = []  # as a package's, so that importing a name that isn't there asks _missing
+
 __all__ = ["GatheredParameters", "Init"]
 
 

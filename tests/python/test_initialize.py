@@ -416,6 +416,23 @@ def test_a_name_that_is_missing_says_what_to_do_instead():
     assert engine.frozen is engine.module.frozen  # the module's own
 
 
+@pytest.mark.parametrize(
+    "statement, words",
+    [
+        ("from ballast import comm", "comm: use `torch.distributed`"),
+        ("import ballast.comm as dist", "comm: use `torch.distributed`"),
+        ("from ballast.ops.adam import FusedAdam", "ops: .*torch.optim"),
+        ("from ballast.utils import set_z3_leaf_modules", "utils.set_z3_leaf_modules: .*leaf_module.names"),
+        ("from ballast.zero import Init, TiledLinear", "zero.TiledLinear: .*torch.nn.Linear"),
+        ("import ballast.nothing", "No module named 'ballast.nothing'"),
+        ("from ballast.zero import nothing", "cannot import name 'nothing'"),
+    ],
+)
+def test_an_import_that_is_missing_says_what_to_do_instead(statement, words):
+    with pytest.raises(ImportError, match=words):
+        exec(statement)
+
+
 def test_the_engine_reports_what_it_did():
     config = {
         "gradient_accumulation_steps": 2,
