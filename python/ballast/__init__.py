@@ -20,7 +20,7 @@ if torch.__version__.split(".")[:2] != _built_for.TORCH.split(".")[:2]:
         "'pip install --no-build-isolation --force-reinstall .' in its sources, or install that PyTorch"
     )
 
-from . import utils, zero
+from . import shared_storage, utils, zero
 from ._ballast import (
     CommError,
     ConfigError,
@@ -45,6 +45,8 @@ from .utils import (
     safe_set_full_grad,
     safe_set_full_optimizer_state,
 )
+
+shared_storage.install()
 
 __all__ = [
     "CommError",

@@ -240,6 +240,22 @@ def test_parameters_that_come_late_are_refused():
         engine.step()
 
 
+@pytest.mark.parametrize("stage, placement", [(0, "device"), (2, "host"), (3, "device"), (3, "host")])
+def test_parameters_in_shared_memory(stage, placement):
+    """As torch.multiprocessing asks. Where they are away too, when PyTorch's own answer would end the process."""
+    shared = DEVICE.startswith("cuda")  # where all tensors count as shared
+    engine = start(model := Net(), stage, placement)
+    engine.backward(loss_of(engine, tokens(0, 0)))
+    engine.step()
+    for parameter in model.parameters():
+        assert parameter.is_shared() == parameter.untyped_storage().is_shared() == shared
+    engine.destroy()
+    assert model.unused.is_shared() == shared
+    other = torch.ones(3)
+    assert not other.is_shared()
+    assert other.share_memory_().is_shared()
+
+
 def _in_fake_mode(model, x):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
