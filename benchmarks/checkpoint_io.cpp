@@ -1,6 +1,6 @@
 // Saving and loading a checkpoint against the disk below it, and what a save costs the training: the time of the call,
 // synchronous and asynchronous. One rank; the disk's figure is that of bare requests on a new file of the same size,
-// made durable, in the same turns.
+// made durable, in the same turns. States on NVMe travel twice, and the disk does too: from the swap file or to it.
 #include <torch/nn/module.h>
 #include <unistd.h>
 
@@ -49,6 +49,7 @@ class Disk {
     pass(DiskOp::kWrite);
     ::fsync(file_->fd());
   }
+  void overwrite() { pass(DiskOp::kWrite); }
   void read() { pass(DiskOp::kRead); }
   /// To memory that the system has to find first, as a load's: nothing changes before all of it is there.
   void read_to_fresh_memory() {
@@ -92,6 +93,7 @@ int main(int argc, char** argv) {
       flags.number("elements", 16 << 20, "of each; a checkpoint has 12 bytes of each element");
   const auto turns = static_cast<int>(flags.number("turns", 5, "of each figure, of which the medians count"));
   const std::string offload = flags.text("offload", "none", "of the optimizer: none, cpu, nvme");
+  const std::string device = flags.text("device", "cpu", "cpu or cuda");
   flags.finish();
 
   const tiers::RunFolder folder(path, 0);
@@ -100,10 +102,12 @@ int main(int argc, char** argv) {
                            {"optimizer", {{"type", "AdamW"}}},
                            {"zero_optimization", {{"stage", 2}}}};
   if (offload != "none") config["zero_optimization"]["offload_optimizer"] = {{"device", offload}, {"nvme_path", path}};
+  const World world = World::single({.device = device});
   auto model = std::make_shared<Model>(parts, elements);
-  Engine engine(model, Config::from_json(config), World::single({.device = "cpu"}));
+  model->to(world.device());
+  Engine engine(model, Config::from_json(config), world);
   const auto step = [&] {
-    at::Tensor loss = at::zeros({});
+    at::Tensor loss = at::zeros({}, world.device());
     for (const at::Tensor& parameter : model->parameters) loss = loss + parameter.square().mean();
     engine.backward(loss);
     engine.step();
@@ -116,20 +120,23 @@ int main(int argc, char** argv) {
   Disk disk(folder.path(), bytes);
   const auto save = [&](bool asynchronous) { engine.save_checkpoint(saved, "tag", {.asynchronous = asynchronous}); };
   std::printf("a checkpoint of %s, states of the optimizer on %s; medians of %d turns\n", format_bytes(bytes).c_str(),
-              offload == "none" ? "the device (CPU)" : offload.c_str(), turns);
+              offload == "none" ? ("the device (" + device + ")").c_str() : offload.c_str(), turns);
   const auto report = [&](const char* what, const bench::Turns& turn) {
     const double gigabytes = static_cast<double>(bytes) / 1e9;
     std::printf("%-5s disk %.2f GB/s, checkpoint %.2f GB/s: %.2fx\n", what, gigabytes / turn.base.seconds,
                 gigabytes / turn.other.seconds, turn.speed.seconds);
   };
   disk.write(), save(false);
+  const bool swapped = offload == "nvme";
   report("save", bench::take_turns(
-                     turns, [&] { disk.write(); }, [&] { save(false); }));
+                     turns, [&] { swapped ? disk.read(), disk.write() : disk.write(); }, [&] { save(false); }));
+  const auto load = [&] { engine.load_checkpoint(saved, "tag"), engine.synchronize(); };
   report("load", bench::take_turns(
-                     turns, [&] { disk.read(); }, [&] { engine.load_checkpoint(saved, "tag"); }));
-  report("load, disk to fresh memory:",
-         bench::take_turns(
-             turns, [&] { disk.read_to_fresh_memory(); }, [&] { engine.load_checkpoint(saved, "tag"); }));
+                     turns, [&] { swapped ? disk.read(), disk.overwrite() : disk.read(); }, load));
+  report(
+      "load, disk to fresh memory:",
+      bench::take_turns(
+          turns, [&] { swapped ? disk.read_to_fresh_memory(), disk.overwrite() : disk.read_to_fresh_memory(); }, load));
 
   save(true);  // takes the memory for snapshots
   engine.synchronize();

@@ -7,6 +7,9 @@
 #include "ballast/base/error.h"
 
 namespace ballast {
+
+using Access = StateChunks::Access;
+
 namespace {
 
 bool uses_momentum(const OptimizerConfig& config) {
@@ -100,17 +103,19 @@ Range OptimizerStates::kept_range(int unit) const {
   return policy_.whole ? Range{0, u.padded} : u.shard_of(rank_);
 }
 
-void OptimizerStates::for_chunks(int unit, bool changed, const std::function<void(float*, std::int64_t, Range)>& body) {
+void OptimizerStates::for_chunks(int unit, Access access,
+                                 const std::function<void(float*, std::int64_t, Range)>& body) {
   const UnitStates& mine = at(unit);
   const int all = static_cast<int>(chunk_ranges_.size());
   for (int c = mine.first_chunk; c < mine.first_chunk + mine.chunks; ++c) {
     const Range range = chunk_ranges_[static_cast<std::size_t>(c)];
-    float* floats = chunks_->open(c);
+    float* floats = chunks_->open(c, access);
     // The ring's other buffers, but one for the chunk that is being written. After the last chunk come the first: the
     // next step begins with them.
-    for (int ahead = 1; ahead <= policy_.swap.buffers - 2 && ahead < all; ++ahead) chunks_->expect((c + ahead) % all);
+    const int most_ahead = access == Access::kReplace ? 0 : std::min(policy_.swap.buffers - 2, all - 1);
+    for (int ahead = 1; ahead <= most_ahead; ++ahead) chunks_->expect((c + ahead) % all);
     body(floats, range.size(), range);
-    chunks_->close(c, changed);
+    chunks_->close(c, access);
   }
 }
 
@@ -121,7 +126,7 @@ void OptimizerStates::set_initial(const Unit& unit, const at::Tensor& original) 
   if (mine.tier != Tier::kDevice) {
     const at::Tensor on_host = values.to(at::kCPU, at::kFloat).contiguous();
     lane_->run([&] {
-      for_chunks(unit.id, true, [&](float* master, std::int64_t n, Range range) {
+      for_chunks(unit.id, Access::kChange, [&](float* master, std::int64_t n, Range range) {
         std::copy_n(on_host.const_data_ptr<float>() + range.begin, n, master);
       });
     });
@@ -204,7 +209,7 @@ at::Tensor OptimizerStates::read(int unit, const std::string& key) {
   if (mine.tier == Tier::kDevice) return array == 0 ? mine.master : array == 1 ? mine.first : mine.second;
   const at::Tensor values = at::empty({kept_range(unit).size()}, at::kFloat);
   lane_->run([&] {
-    for_chunks(unit, false, [&](const float* floats, std::int64_t n, Range range) {
+    for_chunks(unit, Access::kRead, [&](const float* floats, std::int64_t n, Range range) {
       std::copy_n(floats + array * n, n, values.mutable_data_ptr<float>() + range.begin);
     });
   });
@@ -222,7 +227,7 @@ void OptimizerStates::write(int unit, const std::string& key, Range elements, co
   } else {
     const at::Tensor on_host = fp32.cpu().contiguous();
     lane_->run([&] {
-      for_chunks(unit, true, [&](float* floats, std::int64_t n, Range range) {
+      for_chunks(unit, Access::kChange, [&](float* floats, std::int64_t n, Range range) {
         const Range part = intersect(elements, range);
         if (!part.empty())
           std::copy_n(on_host.const_data_ptr<float>() + (part.begin - elements.begin), part.size(),
@@ -255,7 +260,7 @@ std::vector<StateRun> OptimizerStates::read_all(int unit, Range elements, const 
                                                     : at::empty({elements.size()}, at::kFloat));
   }
   lane_->run([&] {
-    for_chunks(unit, false, [&](float* floats, std::int64_t n, Range range) {
+    for_chunks(unit, Access::kRead, [&](float* floats, std::int64_t n, Range range) {
       const Range part = intersect(elements, range);
       if (part.empty()) return;
       if (!copy) runs.push_back({part, {}});
@@ -309,7 +314,7 @@ void OptimizerStates::take_over(int unit, const std::vector<SpareStates>& spares
         chunks_->replace(mine.first_chunk + static_cast<int>(c), spares[c].memory);
       return;
     }
-    for_chunks(unit, true, [&](float* floats, std::int64_t n, Range range) {
+    for_chunks(unit, Access::kReplace, [&](float* floats, std::int64_t n, Range range) {
       for (const SpareStates& spare : spares)
         for (int a = spare.first; a < spare.first + spare.arrays; ++a)
           std::copy_n(spare.array(a).const_data_ptr<float>() + (range.begin - spare.range.begin), n, floats + a * n);

@@ -172,7 +172,7 @@ class OptimizerStates {
   void make_chunks(const std::vector<StateChunk>& chunks);
   /// body(floats of the chunk's array 0, its stride to the next array, the chunk's range) for each of the unit's
   /// chunks, on the host lane's thread.
-  void for_chunks(int unit, bool changed, const std::function<void(float*, std::int64_t, Range)>& body);
+  void for_chunks(int unit, StateChunks::Access access, const std::function<void(float*, std::int64_t, Range)>& body);
   /// The arrays of a unit on the device, in the order of a chunk's.
   std::vector<at::Tensor*> arrays_of(UnitStates& unit) const;
   int arrays() const { return 1 + moments(config_); }

@@ -21,7 +21,7 @@ float* data_or_null(const at::Tensor& tensor) { return tensor.defined() ? tensor
 void OptimizerStates::run(const Update& update, const at::Tensor& parameters) {
   UnitStates& mine = at(update.unit);
   if (mine.tier != Tier::kDevice) {
-    for_chunks(update.unit, true,
+    for_chunks(update.unit, StateChunks::Access::kChange,
                [&](float* master, std::int64_t, Range range) { run_chunk(update, range, master, parameters); });
     return;
   }

@@ -30,13 +30,15 @@ std::vector<std::int64_t> StateChunks::extents(const std::vector<std::int64_t>& 
   return bytes;
 }
 
-float* StateChunks::open(int chunk) {
-  return static_cast<float*>(on_disk_ ? on_disk_->open(chunk).mutable_data_ptr()
-                                      : on_host_[static_cast<std::size_t>(chunk)].mutable_data_ptr());
+float* StateChunks::open(int chunk, Access access) {
+  const at::Tensor floats = !on_disk_                    ? on_host_[static_cast<std::size_t>(chunk)]
+                            : access == Access::kReplace ? on_disk_->open_zeros(chunk)
+                                                         : on_disk_->open(chunk);
+  return static_cast<float*>(floats.mutable_data_ptr());
 }
 
-void StateChunks::close(int chunk, bool changed) {
-  if (on_disk_) on_disk_->close(chunk, changed);
+void StateChunks::close(int chunk, Access access) {
+  if (on_disk_) on_disk_->close(chunk, access != Access::kRead);
 }
 
 void StateChunks::replace(int chunk, at::Tensor floats) {

@@ -26,11 +26,12 @@ class StateChunks {
   /// The bytes of its extents.
   static std::vector<std::int64_t> extents(const std::vector<std::int64_t>& sizes);
 
+  /// kReplace: every float is written, and the disk isn't asked for what they were.
+  enum class Access : std::uint8_t { kRead, kChange, kReplace };
   /// The chunk's floats; the caller's until close(). Waits for the disk where they are there. One at a time. Throws
   /// IoError.
-  float* open(int chunk);
-  /// changed: what was written to them counts.
-  void close(int chunk, bool changed);
+  float* open(int chunk, Access access);
+  void close(int chunk, Access access);
   /// In host memory: another array in the chunk's place, of its length. The memory of the first ones goes when all of
   /// them are replaced.
   void replace(int chunk, at::Tensor floats);
