@@ -23,7 +23,8 @@ ALL = ("fp32", "bf16", "fp16")
 @case(managed=(False,))
 def test_case_31(trial):
     """DeepSpeed#5606, #7965: overlapped reductions read gradients that were still being written."""
-    steps = 2
+    on_device = trial.cell.placement == "device"
+    steps = 10 if on_device else 2  # on NVMe a step moves 50 MB a rank each way
     elements = 1_000_003
     names = [f"layer{i}.p" for i in range(8)]
     ramp = torch.arange(elements).remainder(7) + float(trial.rank)  # integers, other by rank
@@ -37,7 +38,7 @@ def test_case_31(trial):
         }
         session = trial.start(lin({name: (elements,) for name in names}), zero_optimization=zero)
         for step in range(steps):
-            if step % 2 == trial.rank:
+            if step % 5 == trial.rank:
                 time.sleep(0.005)  # out of step
             session.backward({name: ramp * (i + 1) for i, name in enumerate(names)})
             expect_reason(session.step(), "applied")
@@ -47,6 +48,9 @@ def test_case_31(trial):
 
     first = train(True, 500_000_000)
     expect_same(train(False, 1_500_000), first)
+    if on_device:
+        expect_same(train(True, 1_500_000), first)
+        expect_same(train(True, 500_000_000), first)  # again
     trial.see("layer3.p", digest(first["layer3.p"]))
     adam = ScalarAdam()
     for _ in range(steps):
