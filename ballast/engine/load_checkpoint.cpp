@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "ballast/base/error.h"
 #include "ballast/base/log.h"
@@ -17,178 +16,11 @@
 #include "ballast/engine/load_plan.h"
 #include "ballast/engine/rank_errors.h"
 #include "ballast/engine/rank_likeness.h"
-#include "ballast/tiers/host_arena.h"
+#include "ballast/engine/rank_reader.h"
 #include "ballast/tiers/host_memory.h"
 
 namespace ballast {
 namespace {
-
-std::span<std::byte> bytes_of(const at::Tensor& tensor) {
-  return {static_cast<std::byte*>(tensor.mutable_data_ptr()),
-          static_cast<std::size_t>(tensor.numel()) * tensor.element_size()};
-}
-
-/// What a rank keeps of a unit, on the host: the optimizer's states, or a frozen unit's parameters, in their dtype, as
-/// if they were master weights.
-using UnitValues = std::vector<SpareStates>;
-
-/// Reads what this rank keeps out of a checkpoint. What is returned has its values when complete() returns.
-class RankReader {
- public:
-  RankReader(ckpt::CheckpointReader& reader, const LoadPlan& plan, OptimizerStates& optimizer, ParamStore& params,
-             bool with_optimizer)
-      : reader_(reader), plan_(plan), optimizer_(optimizer), params_(params), with_optimizer_(with_optimizer) {}
-
-  /// Bytes of what read() returns for all units.
-  std::int64_t bytes(const Layout& layout) const {
-    const auto [lasting, passing] = bytes_by_life(layout);
-    return lasting + passing;
-  }
-  /// Gets memory for that in advance, in huge pages: small ones would take as long to get as the data. What outlives
-  /// the load lies apart from what doesn't.
-  void reserve(const Layout& layout) {
-    may_last_ = std::all_of(layout.units.begin(), layout.units.end(),
-                            [&](const Unit& unit) { return !unit.trainable || has_any_of(unit); });
-    const auto [lasting, passing] = bytes_by_life(layout);
-    lasting_.emplace(lasting, false, c10::kCPU);
-    passing_.emplace(passing, false, c10::kCPU);
-  }
-
-  /// What the checkpoint hasn't is as it is now. Empty where it has nothing of the unit.
-  UnitValues read(const Unit& unit) {
-    if (!has_any_of(unit)) return {};
-    UnitValues values = shape_of(unit);
-    for (SpareStates& part : values) {
-      const c10::ScalarType dtype = unit.trainable ? at::kFloat : unit.compute_dtype;
-      std::optional<tiers::HostArena>& arena = part.lasts ? lasting_ : passing_;
-      part.memory = arena ? arena->allocate(part.numel(), dtype) : at::empty({part.numel()}, dtype);
-      if (unit.trainable && covers(unit))
-        clear_padding(unit, part);
-      else
-        copy_current(unit, part);
-      for_pieces(unit, part, [&](const ckpt::ParameterRecord& record, Range elements, std::int64_t at) {
-        for (int a = part.first; a < part.first + part.arrays; ++a)
-          read_state(record, a, elements, part.array(a).narrow(0, at, elements.size()));
-      });
-    }
-    return values;
-  }
-
-  at::Tensor read_whole(const ckpt::Pieces& pieces, c10::ScalarType dtype, at::IntArrayRef shape) {
-    at::Tensor values = at::empty(shape, dtype);
-    read(pieces, dtype, {0, values.numel()}, values);
-    return values;
-  }
-
-  void complete() {
-    reader_.complete();
-    for (auto& [stored, to] : std::exchange(later_, {}))
-      if (stored.scalar_type() != to.scalar_type()) to.copy_(stored);
-  }
-
- private:
-  const ckpt::ParameterRecord* record_of(const Slot& slot) const {
-    return plan_.parameters[static_cast<std::size_t>(slot.parameter)];
-  }
-  bool has_any_of(const Unit& unit) const {
-    return std::any_of(unit.slots.begin(), unit.slots.end(),
-                       [&](const Slot& slot) { return record_of(slot) != nullptr; });
-  }
-  bool covers(const Unit& unit) const {
-    return with_optimizer_ && std::all_of(unit.slots.begin(), unit.slots.end(), [&](const Slot& slot) {
-             const ckpt::ParameterRecord* record = record_of(slot);
-             if (record == nullptr) return false;
-             for (const std::string& key : keys_)
-               if (!record->states.contains(key)) return false;
-             return true;
-           });
-  }
-
-  Range kept(const Unit& unit) const {
-    return unit.trainable ? optimizer_.kept_range(unit.id) : params_.owned_range(unit.id);
-  }
-  UnitValues shape_of(const Unit& unit) const {
-    if (unit.trainable) return optimizer_.spares(unit.id, may_last_);
-    return {{{0, kept(unit).size()}, 0, 1, false, {}}};
-  }
-  std::pair<std::int64_t, std::int64_t> bytes_by_life(const Layout& layout) const {
-    std::int64_t bytes[2] = {};
-    for (const Unit& unit : layout.units)
-      for (const SpareStates& part : shape_of(unit))
-        bytes[part.lasts] += tiers::HostArena::bytes_of(part.numel(), unit.trainable ? at::kFloat : unit.compute_dtype);
-    return {bytes[true], bytes[false]};
-  }
-
-  void copy_current(const Unit& unit, const SpareStates& part) {
-    if (!unit.trainable) {
-      params_.with_owned(unit.id, ShardHome::Access::kRead, [&](const at::Tensor& now) { part.memory.copy_(now); });
-      return;
-    }
-    for (const StateRun& now : optimizer_.read_all(unit.id, part.range))
-      for (int a = part.first; a < part.first + part.arrays; ++a)
-        part.array(a)
-            .narrow(0, now.range.begin - part.range.begin, now.range.size())
-            .copy_(now.arrays[static_cast<std::size_t>(a)]);
-  }
-
-  // What lies between the parameters.
-  void clear_padding(const Unit& unit, const SpareStates& part) const {
-    const Range range = in_unit(unit, part);
-    std::int64_t end = range.begin;
-    const auto clear_until = [&](std::int64_t begin) {
-      const Range gap = intersect(range, {end, begin});
-      for (int a = part.first; a < part.first + part.arrays && !gap.empty(); ++a)
-        part.array(a).narrow(0, gap.begin - range.begin, gap.size()).zero_();
-    };
-    for (const Slot& slot : unit.slots) {
-      clear_until(slot.offset);
-      end = slot.offset + slot.numel;
-    }
-    clear_until(range.end);
-  }
-
-  // fn(record, elements of the parameter, where in the part they lie)
-  template <class Fn>
-  void for_pieces(const Unit& unit, const SpareStates& part, Fn&& fn) const {
-    const Range range = in_unit(unit, part);
-    for (const Slot& slot : unit.slots) {
-      const Range piece = intersect(range, {slot.offset, slot.offset + slot.numel});
-      if (record_of(slot) != nullptr && !piece.empty())
-        fn(*record_of(slot), Range{piece.begin - slot.offset, piece.end - slot.offset}, piece.begin - range.begin);
-    }
-  }
-  Range in_unit(const Unit& unit, const SpareStates& part) const {
-    const std::int64_t begin = kept(unit).begin;
-    return {begin + part.range.begin, begin + part.range.end};
-  }
-
-  void read_state(const ckpt::ParameterRecord& record, int array, Range elements, const at::Tensor& to) {
-    if (array == 0) return read_weights(record, elements, to);
-    const auto pieces = record.states.find(keys_[static_cast<std::size_t>(array - 1)]);
-    if (with_optimizer_ && pieces != record.states.end()) read(pieces->second, at::kFloat, elements, to);
-  }
-  // Weights are fp32 masters where the parameter was trainable, else what forward saw.
-  void read_weights(const ckpt::ParameterRecord& record, Range elements, const at::Tensor& to) {
-    const auto masters = record.states.find(kMasterKey);
-    if (masters != record.states.end()) return read(masters->second, at::kFloat, elements, to);
-    read(record.states.at(kParamKey), record.dtype, elements, to);
-  }
-  void read(const ckpt::Pieces& pieces, c10::ScalarType dtype, Range elements, const at::Tensor& to) {
-    const at::Tensor stored = to.scalar_type() == dtype ? to : at::empty({elements.size()}, dtype);
-    reader_.read_later(pieces, dtype, elements.begin, elements.end, bytes_of(stored));
-    later_.emplace_back(stored, to);
-  }
-
-  ckpt::CheckpointReader& reader_;
-  const LoadPlan& plan_;
-  OptimizerStates& optimizer_;
-  ParamStore& params_;
-  const bool with_optimizer_;
-  const std::vector<std::string> keys_ = optimizer_.keys();
-  std::vector<std::pair<at::Tensor, at::Tensor>> later_;  // what is being read, and where it goes in another type
-  bool may_last_ = false;
-  std::optional<tiers::HostArena> lasting_, passing_;
-};
 
 // Throws IoError.
 void check_run(const ckpt::Manifest& manifest, const std::string& where) {
