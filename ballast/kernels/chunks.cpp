@@ -2,10 +2,11 @@
 
 #include <cfenv>
 
-// ThreadSanitizer can't see how the OpenMP runtime starts and joins its threads: it is told, and left out of the
-// function that hands the work over.
+#include "ballast/base/sync_point.h"
+
+// ThreadSanitizer can't see how the OpenMP runtime starts and joins its threads: it is told, by a SyncPoint, and
+// left out of the function that hands the work over.
 #if defined(__SANITIZE_THREAD__)
-#include <sanitizer/tsan_interface.h>
 #define BALLAST_UNSANITIZED __attribute__((no_sanitize("thread")))
 #else
 #define BALLAST_UNSANITIZED
@@ -26,20 +27,6 @@ class DefaultEnvironment {
 
  private:
   std::fenv_t saved_;
-};
-
-// What the sanitizer is told: all before publish() happens before all after observe() of the same point.
-struct SyncPoint {
-  void publish() noexcept {
-#if defined(__SANITIZE_THREAD__)
-    __tsan_release(this);
-#endif
-  }
-  void observe() noexcept {
-#if defined(__SANITIZE_THREAD__)
-    __tsan_acquire(this);
-#endif
-  }
 };
 
 }  // namespace

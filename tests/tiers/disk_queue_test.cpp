@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <functional>
 #include <set>
+#include <thread>
 
 #include "ballast/base/error.h"
 #include "ballast/base/log.h"
@@ -147,6 +148,26 @@ TEST_P(Queue, MayDieWithRequestsInFlight) {
                         .tag = 0});
   }
   queue->submit(requests);
+}
+
+// As ranks do that are threads: the memory of one's queue is soon that of another's.
+TEST_P(Queue, ThreadsMakeAndEndTheirOwn) {
+  const auto moves = [this](const std::string& name, std::uint32_t seed) {
+    DiskFile file(this->file(name), kDiskAlign, 0);
+    for (int turn = 0; turn < 20; ++turn) {
+      const auto queue = make(file, options());
+      const Aligned written(kDiskAlign, seed), read(kDiskAlign, seed + 1);
+      for (const DiskOp op : {DiskOp::kWrite, DiskOp::kRead}) {
+        const Aligned& buffer = op == DiskOp::kWrite ? written : read;
+        const DiskRequest request{.op = op, .offset = 0, .data = &buffer[0], .bytes = kDiskAlign, .tag = 0};
+        queue->submit({&request, 1});
+        EXPECT_EQ(queue->reap(true)->result, kDiskAlign) << name << ", turn " << turn;
+      }
+      EXPECT_TRUE(written == read) << name << ", turn " << turn;
+    }
+  };
+  const std::jthread other([&] { moves("swap.1", 10); });
+  moves("swap.0", 20);
 }
 
 INSTANTIATE_TEST_SUITE_P(Places, Queue, kPlaces, place_name);
