@@ -103,6 +103,7 @@ void Engine::Impl::take_gradient(int parameter, at::Tensor gradient) {
 }
 
 void Engine::Impl::join_plain_backward(bool scaled) {
+  refuse_in_child();
   const int outermost = BackwardEnds::outermost();
   if (running_backward && running_backward->outermost == outermost) return;
   if (!scaled && scaler.scale() != 1)

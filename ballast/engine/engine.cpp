@@ -152,9 +152,17 @@ void Engine::Impl::check_usable() {
   params->rethrow_failure();
 }
 
+void Engine::Impl::refuse_in_child() const {
+  if (!process.is_here())
+    throw UseError(
+        "engine.fork",
+        "the engine belongs to the process that made it, and this is a forked child (start the process anew, "
+        "as multiprocessing's \"spawn\" does, or make an engine in it)");
+}
+
 ScopeGuard Engine::Impl::guard(std::function<void()> end) {
-  auto while_running = [engine = std::weak_ptr<const bool>(alive), end = std::move(end)] {
-    if (!engine.expired()) end();
+  auto while_running = [engine = std::weak_ptr<const bool>(alive), end = std::move(end), process = process] {
+    if (!engine.expired() && process.is_here()) end();
   };
   auto quietly = [this, while_running] {
     try {
@@ -195,6 +203,7 @@ Engine::Engine(std::shared_ptr<torch::nn::Module> module, const Config& config, 
     : impl_(std::make_unique<Impl>(std::move(module), config, std::move(world), options)) {}
 
 Engine::~Engine() {
+  if (impl_ && !impl_->process.is_here()) abandon();
   try {
     shutdown();
   } catch (const std::exception& e) {
@@ -202,10 +211,14 @@ Engine::~Engine() {
   }
 }
 
-void Engine::abandon() noexcept { impl_.reset(); }
+void Engine::abandon() noexcept {
+  if (impl_ && !impl_->process.is_here()) static_cast<void>(impl_.release());  // its threads can't be joined
+  impl_.reset();
+}
 
 void Engine::shutdown() {
   if (!impl_) return;
+  impl_->refuse_in_child();
   const std::unique_ptr<Impl> impl = std::move(impl_);
   impl->backward_ends.reset();
   impl->hooks.reset();
@@ -227,6 +240,7 @@ void Engine::shutdown() {
 
 Engine::Impl& Engine::running() const {
   if (!impl_) throw UseError("engine.shutdown", "the engine has ended (shutdown() was called; make a new one)");
+  impl_->refuse_in_child();
   return *impl_;
 }
 

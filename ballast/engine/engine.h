@@ -150,7 +150,8 @@ class Engine {
   /// call is a UseError.
   void shutdown();
   /// Ends the engine without its peers, who may be gone or elsewhere: like shutdown(), but an asynchronous save is
-  /// given up, and at stage 3 the module's parameters stay what this rank has; to use one is an error then.
+  /// given up, and at stage 3 the module's parameters stay what this rank has; to use one is an error then. In a forked
+  /// child nothing is ended: what the engine has there goes with the process.
   void abandon() noexcept;
 
  private:

@@ -7,6 +7,7 @@
 #include <set>
 #include <vector>
 
+#include "ballast/base/process_mark.h"
 #include "ballast/base/trace.h"
 #include "ballast/engine/engine.h"
 #include "ballast/engine/module_claim.h"
@@ -38,6 +39,8 @@ struct Engine::Impl {
 
   /// First line of every call: rethrows what ended the engine, or an error that a guard's destructor had to keep.
   void check_usable();
+  /// UseError in a forked child: threads, connections and files are its parent's.
+  void refuse_in_child() const;
   /// Runs a part that talks to peers or memory. Its failure is final: every later call throws the same.
   template <class F>
   auto final_on_error(F&& f) -> decltype(f()) {
@@ -116,6 +119,7 @@ struct Engine::Impl {
   void take_up_run(const ckpt::Manifest& manifest, const LoadOptions& options);
   void take_up_window(const ckpt::WindowRecord& record, int saved_world);
 
+  const ProcessMark process;
   Config config;
   World world;
   std::shared_ptr<torch::nn::Module> module;

@@ -124,7 +124,8 @@ void report_writes(c10::ArrayRef<const c10::IValue> inputs, std::uint64_t writes
   for (std::size_t i = 0; i < inputs.size() && writes != 0; ++i, writes >>= 1)
     if ((writes & 1) != 0)
       visit_ours(inputs[i], [](const at::Tensor& tensor, const FaultContext& context) {
-        if (tensor.numel() > 0) context.handler->written(context.unit, tensor.storage_offset());
+        if (tensor.numel() > 0 && context.handler->is_here())
+          context.handler->written(context.unit, tensor.storage_offset());
       });
 }
 
@@ -132,6 +133,7 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
   Pins pins;
   for (const c10::IValue& value : function.inputs())
     visit_ours(value, [&](const at::Tensor&, const FaultContext& context) {
+      if (!context.handler->is_here()) return context.handler->touch_in_child(context.unit);
       const Pin pin{context.handler, context.unit};
       if (std::find(pins.begin(), pins.end(), pin) == pins.end()) pins.push_back(pin);
     });
@@ -226,6 +228,14 @@ bool FaultStorage::mapped() const noexcept {
 
 void FaultStorage::arm(const std::string& why) noexcept {
   flat_.storage().unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(why);
+}
+
+void FaultStorage::arm_in_child(const std::string& name) noexcept {
+  if (mapped()) return;
+  arm(Error("params.fork", "unit ", name,
+            " isn't in memory, and this is a forked child of the process that has the engine (start the process anew, "
+            "as multiprocessing's \"spawn\" does, or make an engine in it)")
+          .what());
 }
 
 void FaultStorage::used_on_current_stream() const {

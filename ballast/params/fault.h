@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string>
 
+#include "ballast/base/process_mark.h"
+
 namespace ballast {
 
 /// Parameters fault in like pages. The storage behind a unit's parameters carries a DataPtr of ours whether it is
@@ -24,6 +26,13 @@ class FaultHandler {
   /// After touch_and_pin: the operator writes there, and somebody outside the engine runs it. element: the first one,
   /// counted from the unit's begin.
   virtual void written(int unit, std::int64_t element) noexcept = 0;
+  /// Instead of all these in a forked child, which has neither the threads nor the connections that map a unit: arms
+  /// the storage unless it can be read as it is. Takes no lock: who held one at the fork isn't there to let it go.
+  virtual void touch_in_child(int unit) noexcept = 0;
+  bool is_here() const noexcept { return process_.is_here(); }
+
+ private:
+  const ProcessMark process_;
 };
 
 /// The storage of one unit's flat buffer, of which the module's parameters are views.
@@ -44,6 +53,8 @@ class FaultStorage {
   void put_back() noexcept;
   /// Makes any access to the (unmapped) data throw `why` instead of reading null.
   void arm(const std::string& why) noexcept;
+  /// That, saying that this is a forked child, unless the data is there. name: the unit's.
+  void arm_in_child(const std::string& name) noexcept;
   /// The memory is not reused before what is queued on the calling thread's current stream has run. Device only.
   void used_on_current_stream() const;
   /// Hands the module an ordinary storage again. Mapped: with its memory; unmapped: any access throws `why_empty`.

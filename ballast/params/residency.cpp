@@ -81,6 +81,12 @@ void Residency::unpin(int unit) noexcept {
   if (--running_operators_ == 0) operator_thread_ = {};
 }
 
+void Residency::touch_in_child(int unit) noexcept {
+  State& state = at(unit);
+  if (state.residence == Residence::kGathering) state.storage.set_aside();  // half of it may have come
+  state.storage.arm_in_child(name(unit));
+}
+
 void Residency::hold(int unit) {
   if (!at(unit).managed) return;
   at::DisableRecordFunctionGuard unobserved;

@@ -58,6 +58,7 @@ class Residency final : public FaultHandler {
   void touch_and_pin(int unit) noexcept override;
   void written(int unit, std::int64_t element) noexcept override;
   void unpin(int unit) noexcept override;
+  void touch_in_child(int unit) noexcept override;
 
   /// Maps the unit for a caller that reads by pointer and keeps it until let_go. Collective. Throws what a touch
   /// records.

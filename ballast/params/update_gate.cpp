@@ -86,6 +86,10 @@ void UpdateGate::written(int unit, std::int64_t element) noexcept {
   if (slot && at(unit).watch != nullptr) at(unit).watch->mark(*slot);
 }
 
+void UpdateGate::touch_in_child(int unit) noexcept {
+  at(unit).storage.arm_in_child(layout_.units[static_cast<std::size_t>(unit)].name);
+}
+
 std::exception_ptr UpdateGate::failure() const {
   Lock lock(mutex_);
   return failure_;

@@ -46,6 +46,7 @@ class UpdateGate final : public FaultHandler {
   void touch_and_pin(int unit) noexcept override;
   void unpin(int) noexcept override {}  // whole parameters never leave
   void written(int unit, std::int64_t element) noexcept override;
+  void touch_in_child(int unit) noexcept override;
 
  private:
   struct State {

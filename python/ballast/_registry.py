@@ -25,10 +25,6 @@ def leave(engine, names) -> None:
             del _engines[parameter]
 
 
-def clear() -> None:
-    _engines.clear()
-
-
 def find(parameter: torch.Tensor):
     """(engine, name), or None where no living engine trains it."""
     entry = _engines.get(parameter)

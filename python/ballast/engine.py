@@ -28,29 +28,6 @@ def _end_all() -> None:
         engine._core.abandon()
 
 
-class _Elsewhere:
-    """In a forked child, in place of the engine, whose threads and connections are its parent's."""
-
-    def __init__(self, core):
-        self._held = core  # not to be ended here
-
-    def __getattr__(self, name: str):
-        raise UseError(
-            "[engine.fork] the engine belongs to the process that made it, and this is a forked child (start the process by "
-            "'spawn', or make the engine in it)"
-        )
-
-
-def _leave_to_parent() -> None:
-    for engine in list(_living):
-        _living.discard(engine)
-        engine._core = _Elsewhere(engine._core)
-    _registry.clear()
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)
-
-
 class Engine:
     """Trains a module with its states sharded over the ranks and placed as the configuration says.
 

@@ -2,7 +2,6 @@
 
 #include <pybind11/stl.h>
 #include <torch/nn/module.h>
-#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
@@ -33,9 +32,7 @@ EngineOptions engine_options(const py::object& materialize) {
 
 // An engine that Python's garbage collection ends, whenever that is on each rank, must wait for nobody.
 struct Abandon {
-  pid_t process = getpid();  // that made the engine
   void operator()(Engine* engine) const {
-    if (getpid() != process) return;        // a forked child has none of its threads, and can't wait for them
     const py::gil_scoped_release released;  // its threads may want the lock before they end
     engine->abandon();
     delete engine;

@@ -2,6 +2,9 @@
 
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -134,11 +137,142 @@ def test_a_forked_child_cannot_use_the_engine(placement, tmp_path):
     train_engine(engine, [1])
 
 
+def _in_a_forked_child(work):
+    """What work() raised there, as text; it may take 20 seconds."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        torch.set_num_threads(1)  # as a data loader's worker: OpenMP's threads are its parent's
+        try:
+            text = f"gave {work()!r}"
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(writes, text.encode())
+        os._exit(0)
+    os.close(writes)
+    with os.fdopen(reads) as pipe:
+        text = pipe.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, text
+    return text
+
+
+# Where a unit may be away on one rank: with its update behind step(), or sharded.
+AWAY = [(2, "host"), (3, "host"), (3, "nvme")]
+
+
+@pytest.mark.parametrize("stage, placement", AWAY)
+def test_a_forward_in_a_forked_child(stage, placement, tmp_path):
+    """As a dataset's that calls the model. The first operator that needs a unit which isn't there says so."""
+    engine = start(Net(), stage, placement, tmp_path)
+    train_engine(engine, [1])
+    engine.backward(loss_of(engine, tokens(1, 0)))
+    engine.step()  # behind which updates may still run
+    by_engine = _in_a_forked_child(lambda: loss_of(engine, tokens(2, 0)).item())
+    assert by_engine.startswith("UseError: [engine.fork]") and "forked child" in by_engine
+    by_module = _in_a_forked_child(lambda: loss_of(engine.module, tokens(2, 0)).item())
+    assert by_module.startswith("RuntimeError: [params.fork] unit") and "forked child" in by_module
+    plain = Net()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for step in range(2):
+        loss_of(plain, tokens(step, 0)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_close(masters(engine), dict(plain.named_parameters()))
+
+
+def _forward_in_a_child(rank):
+    engine = start(Net(), 3)
+    train_engine(engine, [1], rank)
+    text = _in_a_forked_child(lambda: loss_of(engine, tokens(2, 0)).item())
+    train_engine(engine, [1], rank)
+    return text, engine.global_steps
+
+
+def test_a_forward_in_a_forked_child_of_a_rank():
+    for text, steps in run(2, _forward_in_a_child):
+        assert text.startswith("UseError: [engine.fork]") and steps == 2
+
+
+@pytest.mark.parametrize("stage, placement", [(0, "device"), *AWAY])
+def test_each_call_in_a_forked_child(stage, placement, tmp_path):
+    engine = start(Net(), stage, placement, tmp_path)
+    train_engine(engine, [1])
+    weight = engine.module.embed.weight
+    loss = loss_of(engine, tokens(1, 0))
+
+    def gathered():
+        with ballast.zero.GatheredParameters([weight]):
+            pass
+
+    for work in (
+        engine.step,
+        engine.zero_grad,
+        engine.synchronize,
+        engine.offload_states,
+        engine.no_sync,
+        engine.destroy,
+        gathered,
+        lambda: engine.global_steps,
+        lambda: engine.backward(loss),
+        lambda: engine.save_checkpoint(tmp_path / "saved"),
+        lambda: engine.load_checkpoint(tmp_path / "saved"),
+        lambda: ballast.safe_get_full_fp32_param(weight),
+        lambda: ballast.safe_set_full_grad(weight, torch.zeros(11, 7)),
+    ):
+        assert _in_a_forked_child(work).startswith("UseError: [engine.fork]")
+    assert not (tmp_path / "saved").exists()
+    engine.backward(loss)
+    assert engine.step().applied
+
+
+@pytest.mark.parametrize("stage, placement", AWAY)
+def test_contexts_that_a_forked_child_ends(stage, placement, tmp_path):
+    engine = start(Net(), stage, placement, tmp_path)
+    train_engine(engine, [1])
+    before = masters(engine)
+    with ballast.zero.GatheredParameters([engine.module.embed.weight], modifier_rank=0), engine.no_sync():
+        contexts = ballast.zero.GatheredParameters([engine.module.blocks[0].weight], modifier_rank=0), engine.no_sync()
+        for context in contexts:
+            context.__enter__()
+        assert (
+            _in_a_forked_child(lambda: [context.__exit__(None, None, None) for context in contexts])
+            == "gave [None, None]"
+        )
+        for context in contexts:
+            context.__exit__(None, None, None)
+    for name, value in masters(engine).items():
+        assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize("stage, placement", AWAY)
+def test_a_forked_child_whose_interpreter_ends(stage, placement, tmp_path):
+    program = (
+        "import os, sys; sys.path.insert(0, sys.argv[4])\n"
+        "from plain import *\n"
+        "torch.set_num_threads(1)\n"
+        "given = settings(int(sys.argv[1]), *sys.argv[2:4])\n"
+        "engine = ballast.initialize(model=Net(), config=given, device='cpu')[0]\n"
+        "train_engine(engine, [2, 1])\n"
+        "child = os.fork()\n"
+        "if child == 0: sys.exit(7)\n"
+        "code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
+        "train_engine(engine, [1])\n"
+        "print(code, engine.global_steps)\n"
+    )
+    folder = os.path.dirname(os.path.abspath(__file__))
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(stage), placement, str(tmp_path), folder],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "7 3\n"), done.stderr
+
+
 def test_a_forked_child_ends_engines_of_its_own(tmp_path):
     """Forked before there were any threads, as a fork server does."""
-    import subprocess
-    import sys
-
     program = (
         "import os, sys; sys.path.insert(0, sys.argv[2])\n"
         "from plain import *\n"
@@ -199,9 +333,6 @@ def test_engines_come_and_go():
 
 def test_an_engine_that_nobody_ends(tmp_path):
     """The interpreter ends, with threads and files of an engine still there."""
-    import subprocess
-    import sys
-
     program = (
         "import sys; sys.path.insert(0, sys.argv[2])\n"
         "from plain import *\n"
