@@ -43,6 +43,7 @@ class Engine:
         self._core = _ballast.Engine(model, json.dumps(settings), world, materialize.by_name(model))
         _living.add(self)
         self._names = names
+        self._known = frozenset(map(id, names))  # which _names keeps alive
         # The engine leaves integers and the like alone: every rank has them whole.
         kinds = (torch.float32, torch.bfloat16, torch.float16)
         self._trained = {parameter: name for parameter, name in names.items() if parameter.dtype in kinds}
@@ -133,12 +134,12 @@ class Engine:
         return report
 
     def _refuse_strangers(self) -> None:
-        for name, parameter in self.module.named_parameters():
-            if parameter.requires_grad and parameter not in self._names:
-                raise UseError(
-                    f"[engine.step] the module has a trainable parameter that the engine doesn't know ({name}; it came after "
-                    "ballast.initialize: change the module before, or write values inside zero.GatheredParameters)"
-                )
+        name = _ballast.find_newcomer(self.module, self._known)
+        if name is not None:
+            raise UseError(
+                f"[engine.step] the module has a trainable parameter that the engine doesn't know ({name}; it came after "
+                "ballast.initialize: change the module before, or write values inside zero.GatheredParameters)"
+            )
 
     def _step(self) -> StepReport:
         self._refuse_strangers()

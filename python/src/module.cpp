@@ -12,6 +12,7 @@
 #include "ballast/base/error.h"
 #include "ballast/config/config.h"
 #include "python/src/bind.h"
+#include "python/src/newcomers.h"
 
 namespace py = pybind11;
 
@@ -111,6 +112,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       },
       "The tensor keeps its identity, shape and dtype, and gives up its values. For leaves that no graph knows.",
       py::arg("tensor"));
+  module.def(
+      "find_newcomer",
+      [](py::handle watched, py::handle known) -> py::object {
+        const auto found = find_newcomer(watched, known);
+        return found ? py::object(py::str(*found)) : py::none();
+      },
+      "The name of a trainable parameter of the module whose id() isn't among these; None where there is none.",
+      py::arg("module"), py::arg("known"));
   bind_world(module);
   bind_engine(module);
 }

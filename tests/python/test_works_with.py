@@ -232,12 +232,44 @@ def test_an_actor_and_a_critic(stage, placement, tmp_path):
             assert_close(got, wanted, 5e-6)
 
 
-def test_parameters_that_come_late_are_refused():
-    engine = start(model := Net(), 2)
-    model.blocks[1] = torch.nn.Linear(7, 7)
+def _assign_state(model):
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+
+
+def _scripted(model):
+    model.unused = None
+    model.late = torch.jit.script(torch.nn.Linear(7, 7))
+
+
+LATE = {
+    "blocks.1.weight": lambda model: model.blocks.__setitem__(1, torch.nn.Linear(7, 7)),
+    "unused": _assign_state,
+    "extra": lambda model: setattr(model, "extra", torch.nn.Parameter(torch.ones(2))),
+    "embed.weight": lambda model: setattr(model.embed, "weight", torch.nn.Parameter(torch.ones(11, 7))),
+    "late.bias|late.weight": _scripted,
+}
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize("name", LATE)
+def test_parameters_that_come_late_are_refused(stage, name):
+    engine = start(model := Net(), stage)
+    LATE[name](model)
     engine.backward(loss_of(engine, tokens(0, 0)))
-    with pytest.raises(ballast.UseError, match="blocks.1.weight"):
+    with pytest.raises(ballast.UseError, match=f"doesn't know \\(({name});"):
         engine.step()
+
+
+def test_parameters_that_are_frozen_or_known_by_another_name_may_come_late():
+    engine = start(model := Net(), 2)
+    want = plainly(Net(), [1])
+    model.late = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    model.same = model.blocks  # a module that stands in two places
+    model.tied = model.unused
+    engine.backward(loss_of(engine, tokens(0, 0)))
+    assert engine.step().applied
+    known = {name: parameter for name, parameter in model.named_parameters() if name in want}
+    assert_close({name: ballast.safe_get_full_fp32_param(parameter) for name, parameter in known.items()}, want)
 
 
 @pytest.mark.parametrize("stage, placement", [(0, "device"), (2, "host"), (3, "device"), (3, "host")])
