@@ -250,6 +250,8 @@ void Engine::zero_grad() {
   const at::NoGradGuard no_grad;
   engine.final_on_error([&] { engine.reducer->come_level(engine.announce(false)); });
   engine.drop_window();
+  for (std::size_t p = 0; p < engine.layout.parameters.size(); ++p)
+    for (const at::Tensor& tensor : engine.params->tensors(static_cast<int>(p))) tensor.mutable_grad().reset();
 }
 
 bool Engine::is_gradient_accumulation_boundary() const { return running().window.boundary(); }

@@ -76,7 +76,8 @@ class Engine {
   /// Collective. Ends the window (caller-owned), or counts a micro-batch and ends the window when it is full (managed).
   StepReport step();
 
-  /// Collective. Drops the window: contributions, weights and count. Parameters and optimizer states stay.
+  /// Collective. Drops the window: contributions, weights and count, and what a caller assigned to .grad. Parameters
+  /// and optimizer states stay.
   void zero_grad();
 
   /// Managed mode: will the next step() end the window? Caller-owned: always true.

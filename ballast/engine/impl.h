@@ -81,6 +81,8 @@ struct Engine::Impl {
   /// All ranks are in this call, on this unit.
   Agreed meet(Call call, int unit);
   StepReport step();
+  /// UseError where a caller has assigned to .grad of a parameter: nobody would look there.
+  void refuse_assigned_gradients() const;
   StepReport report(StepReason reason, const Agreed& agreed) const;
   double norm_squared();
   void update(double factor, const Agreed& agreed);

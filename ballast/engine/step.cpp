@@ -25,11 +25,23 @@ StepReport Engine::Impl::report(StepReason reason, const Agreed& agreed) const {
   return report;
 }
 
+void Engine::Impl::refuse_assigned_gradients() const {
+  for (std::size_t p = 0; p < layout.parameters.size(); ++p) {
+    const ParameterInfo& info = layout.parameters[p];
+    const std::vector<at::Tensor>& tensors = params->tensors(static_cast<int>(p));
+    if (info.trainable &&
+        std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) { return tensor.grad().defined(); }))
+      throw UseError("engine.step", "a gradient was assigned to a parameter by hand (", info.name(),
+                     "; step() takes what backwards and set_full_grad(name, value) bring; zero_grad() drops this one)");
+  }
+}
+
 StepReport Engine::Impl::step() {
   const trace::Span call(trace::Lane::kCaller, "step");
   check_usable();
   refuse_while_away("engine.step");
   params->refuse_changed_module();
+  refuse_assigned_gradients();
   params->refuse_lost_writes();
   const at::NoGradGuard no_grad;
   if (no_sync_guards + coalesce_guards > 0)

@@ -149,7 +149,7 @@ class Engine:
         return self._report
 
     def zero_grad(self) -> None:
-        """Collective. Drops the window: contributions, weights and count."""
+        """Collective. Drops the window: contributions, weights and count, and what was assigned to a .grad."""
         self._core.zero_grad()
 
     def no_sync(self) -> _ballast.Guard:

@@ -27,6 +27,7 @@ std::string in_python_words(std::string text) {
       {"engine.gathered(params, writer)", "ballast.zero.GatheredParameters(params, modifier_rank=rank)"},
       {"gathered(params, writer)", "ballast.zero.GatheredParameters(params, modifier_rank=rank)"},
       {"engine.gathered(params)", "ballast.zero.GatheredParameters(params)"},
+      {"set_full_grad(name, value)", "ballast.safe_set_full_grad(param, value)"},
       {"LoadOptions::strict", "load_module_strict"},
       {"LoadOptions::load_optimizer", "load_optimizer_states"},
       {"LoadOptions::load_scheduler", "load_lr_scheduler_states"},

@@ -145,6 +145,22 @@ TEST(Backward, RefusesWhatIsNoLossAndKeepsTheWindow) {
   });
 }
 
+// torch.optim would take it: here it would be left where it is, without a word.
+TEST(Step, RefusesAGradientThatWasAssignedByHandUntilZeroGradDropsIt) {
+  in_every_stage([](Trial& trial) {
+    Session& session = trial.start(lin({{"p", {4}}}));
+    at::Tensor parameter = session.model().parameter("p");
+    parameter.mutable_grad() = at::ones({4});
+    EXPECT_THROW(session.engine().step(), UseError);
+    EXPECT_EQ(session.engine().counters().global_steps, 0);
+    session.engine().zero_grad();
+    EXPECT_FALSE(parameter.grad().defined());
+    session.backward(pull(trial.shared(1)));
+    EXPECT_TRUE(session.step().applied);
+    session.expect_value("p", -.05);
+  });
+}
+
 // torch.optim's in-place update makes the backward of an older graph an error; so does step() in every stage.
 TEST(Backward, ThroughAGraphFromBeforeTheStepIsAnError) {
   for (const Cell& cell : cells(kEveryStage, kFp32, kCallerOwned))
