@@ -360,7 +360,8 @@ void Residency::abandon() noexcept {
     state.gather = {};
     state.storage.surrender(Error("params.read", "the engine ended while unit ", layout_.units[u].name,
                                   " was sharded, so this rank has no values of it (rank ", gather_->rank(),
-                                  "; another error came first)")
+                                  failure_ ? "; another error came first)"
+                                           : "; keep the engine while its module is used, or end it on all ranks)")
                                 .what());
     state.bytes = {};
     state.managed = false;

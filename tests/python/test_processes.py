@@ -1,5 +1,6 @@
 """Threads, forks, garbage collection and the end of the interpreter around an engine."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -293,7 +294,6 @@ def test_a_forked_child_ends_engines_of_its_own(tmp_path):
 
 def _collected_on_one_rank(rank, stage):
     """Rank 0 drops its engine, rank 1 keeps it: nobody waits for the other."""
-    import gc
     import time
 
     engine = start(Net(), stage)
@@ -312,6 +312,15 @@ _kept: list = []  # by a rank's process
 @pytest.mark.parametrize("stage", [0, 3])
 def test_an_engine_that_is_collected_waits_for_nobody(stage):
     assert max(run(2, _collected_on_one_rank, stage)) < 10
+
+
+def test_a_module_whose_engine_is_gone_says_so():
+    engine = start(model := Net(), 3, "host")
+    del engine
+    gc.collect()
+    with pytest.raises(RuntimeError, match="keep the engine while its module is used, or end it on all ranks") as error:
+        loss_of(model, tokens(0, 0))
+    assert "another error" not in str(error.value)
 
 
 def test_engines_come_and_go():
