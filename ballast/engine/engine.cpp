@@ -286,6 +286,11 @@ Counters Engine::counters() const { return running().counters; }
 double Engine::loss_scale() const { return running().scaler.scale(); }
 std::vector<double> Engine::lr() const { return running().lr; }
 
+int Engine::group_of(const std::string& name) const {
+  const Layout& layout = running().layout;
+  return layout.parameters[static_cast<std::size_t>(layout.find(name))].group;
+}
+
 void Engine::set_lr(const std::vector<double>& lr) {
   check_eq<UseError>("engine.set_lr", "one learning rate a parameter group", lr.size(), running().lr.size());
   for (double rate : lr)

@@ -140,8 +140,9 @@ class Engine {
 
   Counters counters() const;
   double loss_scale() const;
-  std::vector<double> lr() const;              // one per parameter group, what the next applied step will use
-  void set_lr(const std::vector<double>& lr);  // overrides until the schedule moves on; without a schedule, for good
+  std::vector<double> lr() const;               // one per parameter group, what the next applied step will use
+  int group_of(const std::string& name) const;  // of this parameter; 0: in none of optimizer.params.groups
+  void set_lr(const std::vector<double>& lr);   // overrides until the schedule moves on; without a schedule, for good
   const Ledger& memory() const;
   const World& world() const;
   const Config& config() const;

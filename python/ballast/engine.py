@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import fnmatch
 import json
 import os
 import weakref
@@ -67,13 +66,8 @@ class Engine:
         groups += [
             {**{k: v for k, v in group.items() if k != "patterns"}, "params": []} for group in params.get("groups", [])
         ]
-        for parameter, name in self._names.items():
-            for index, group in enumerate(params.get("groups", []), start=1):
-                if any(fnmatch.fnmatchcase(name, pattern) for pattern in group["patterns"]):
-                    groups[index]["params"].append(parameter)
-                    break
-            else:
-                groups[0]["params"].append(parameter)
+        for parameter, name in self._trained.items():
+            groups[self._core.group_of(name)]["params"].append(parameter)
         return groups
 
     # ---- training ----

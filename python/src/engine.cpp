@@ -234,6 +234,7 @@ void bind_engine(py::module_& module) {
       .def("counters", &Engine::counters)
       .def("loss_scale", &Engine::loss_scale)
       .def("lr", &Engine::lr)
+      .def("group_of", &Engine::group_of, name)
       .def("batch_shape",
            [](const Engine& engine) {
              const BatchShape shape = resolve_batch(engine.config(), engine.world().size());

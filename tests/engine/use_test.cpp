@@ -86,6 +86,9 @@ TEST(Report, HoldsWhatTheStepDid) {
         EXPECT_NEAR(end.clip_factor, 1 / std::sqrt(24.), 1e-6);
         EXPECT_EQ(end.loss_scale, 1);
         EXPECT_EQ(end.lr, (std::vector<double>{.1, .01}));
+        EXPECT_EQ(session.engine().group_of("a"), 0);
+        EXPECT_EQ(session.engine().group_of("b"), 1);
+        EXPECT_THROW(session.engine().group_of("c"), UseError);
         const Counters counters = session.engine().counters();
         EXPECT_EQ(counters.global_steps, 1);
         EXPECT_EQ(counters.applied_steps, 1);
