@@ -288,6 +288,27 @@ def test_parameters_in_shared_memory(stage, placement):
     assert other.share_memory_().is_shared()
 
 
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_model_in_channels_last(stage):
+    """Parameters become contiguous; values, and the format of what comes out, are those of the model."""
+
+    def make():
+        torch.manual_seed(0)
+        return torch.nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
+
+    x = torch.randn(2, 4, 5, 5, generator=torch.Generator().manual_seed(1)).to(memory_format=torch.channels_last)
+    plain, model = make(), make()
+    engine = start(model, stage)
+    x = x.to(DEVICE)
+    out = engine(x)
+    assert model.weight.is_contiguous() and out.is_contiguous(memory_format=torch.channels_last)
+    engine.backward(out.square().mean())
+    engine.step()
+    plain(x.cpu()).square().mean().backward()
+    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+    assert_close(masters(engine), dict(plain.named_parameters()))
+
+
 def _in_fake_mode(model, x):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
