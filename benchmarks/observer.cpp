@@ -19,6 +19,7 @@ class Resident final : public ballast::FaultHandler {
   void touch_and_pin(int) noexcept override { ++touches; }
   void written(int, std::int64_t) noexcept override {}
   void unpin(int) noexcept override {}
+  void touch_in_child(int) noexcept override {}
   std::int64_t touches = 0;
 };
 

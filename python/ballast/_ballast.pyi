@@ -1,5 +1,7 @@
 """The extension module: the library's classes under their C++ names."""
 
+from typing import Any
+
 import torch
 
 __version__: str
@@ -46,7 +48,6 @@ class StepReport:
     @property
     def weight(self) -> float: ...
     @property
-    def group_of(self, name: str) -> int: ...
     def lr(self) -> list[float]: ...
 
 class Counters:
@@ -77,3 +78,4 @@ class Engine:
     """ballast::Engine; ballast.Engine is what programs use."""
 
     def __init__(self, module: torch.nn.Module, config: str, world: World, materialize: object = None) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...  # calls of the C++ engine, which ballast.Engine makes
