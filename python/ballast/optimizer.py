@@ -111,6 +111,8 @@ class Optimizer(torch.optim.Optimizer):
         step._wrapped_by_lr_sched = True  # else schedules made from it complain that step() is another
         client.step = step
         client.zero_grad = self.zero_grad
+        client.state_dict = self.state_dict  # its own is empty: the states are the engine's
+        client.load_state_dict = self.load_state_dict
 
     def _hyper(self) -> list[dict]:
         # Schedulers keep values of their own beside these.
@@ -126,9 +128,8 @@ class Optimizer(torch.optim.Optimizer):
         """Gives the engine what the caller has written to param_groups."""
         if self._client is not None and self._client.param_groups is not self.param_groups:
             raise UseError(
-                "[optimizer.step] the optimizer that ballast.initialize took over has other param_groups now (its "
-                "load_state_dict() was called, or they were assigned; load before ballast.initialize, or by "
-                "engine.load_checkpoint)"
+                "[optimizer.step] the optimizer that ballast.initialize took over has other param_groups now (they were "
+                "assigned; change the groups that are there)"
             )
         if len(self.param_groups) != len(self._index):
             raise UseError("[optimizer.step] a parameter group was added (give all groups to ballast.initialize)")

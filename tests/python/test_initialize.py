@@ -357,11 +357,16 @@ def test_what_changes_after_the_start_is_refused():
     assert engine.step().applied
 
 
-def test_an_optimizer_that_was_taken_over_and_then_loaded_is_refused():
+def test_an_optimizer_that_was_taken_over_has_no_states_to_save_or_load():
     client = OPTIMIZERS["adamw"]((model := Net()).parameters())
+    before = client.state_dict()
     engine, *_ = start(model, 2, client)
-    client.load_state_dict(client.state_dict())
-    with pytest.raises(ballast.UseError, match="load_state_dict"):
+    with pytest.raises(ballast.UseError, match="engine.save_checkpoint"):
+        client.state_dict()
+    with pytest.raises(ballast.UseError, match="engine.load_checkpoint"):
+        client.load_state_dict(before)
+    client.param_groups = list(client.param_groups)
+    with pytest.raises(ballast.UseError, match="other param_groups"):
         engine.step()
 
 
