@@ -201,6 +201,11 @@ void check_contradictions(Config& config, const std::string& at) {
   check_scheduler(config, at);
   check_placements(config.zero, at);
   for (std::string& notice : placement_notices(config.zero, at)) config.notices.push_back(std::move(notice));
+  const std::int64_t steps = config.gradient_accumulation_steps.value_or(1);
+  if (!config.managed_gradient_accumulation && steps > 1)
+    config.notices.push_back(at + "gradient_accumulation_steps = " + std::to_string(steps) +
+                             " divides what backwards without a weight bring, however many a window has: " + at +
+                             "managed_gradient_accumulation is false");
 }
 
 }  // namespace

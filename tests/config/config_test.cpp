@@ -202,7 +202,7 @@ TEST(Config, ReadsADeepSpeedUsersFile) {
   zero.leaf_module = {{"blocks.3.moe"}, {"moe", "experts"}};
   EXPECT_EQ(config.zero, zero);
 
-  EXPECT_EQ(config.notices.size(), 9u);  // two "auto", five without effect, a sub-group, and one group's lr
+  EXPECT_EQ(config.notices.size(), 10u);  // two "auto", five without effect, a sub-group, one group's lr, a divisor
 
   Config again = Config::from_json(config.to_json());
   again.notices = config.notices;
@@ -271,6 +271,16 @@ TEST(Config, ContradictionsAreErrorsThatShowBothSides) {
        }) {
     EXPECT_TRUE(contains(error_of_text(row.text), row.want)) << row.text << ": " << error_of_text(row.text);
   }
+}
+
+TEST(Config, ADivisorOfCallerOwnedWindowsIsListed) {
+  const auto notices = [](const char* text) { return Config::from_string(text).notices; };
+  EXPECT_EQ(notices(R"({"managed_gradient_accumulation": false, "gradient_accumulation_steps": 4})"),
+            std::vector<std::string>{
+                "gradient_accumulation_steps = 4 divides what backwards without a weight bring, however many a window "
+                "has: managed_gradient_accumulation is false"});
+  EXPECT_TRUE(notices(R"({"managed_gradient_accumulation": false, "gradient_accumulation_steps": 1})").empty());
+  EXPECT_TRUE(notices(R"({"gradient_accumulation_steps": 4})").empty());
 }
 
 TEST(Config, ARateThatAScheduleTakesOverIsListed) {

@@ -14,8 +14,8 @@ DIFFERS = {
     "zero_optimization.reduce_bucket_size": "A limit on what is in flight; results don't depend on it.",
     "zero_optimization.stage3_param_persistence_threshold": "Counts a unit's elements, not a parameter's.",
     "aio.queue_depth": "Of io_uring where the system permits it.",
-    "gradient_accumulation_steps": "Gradients are normalised once, in the update; a window that is ended early averages "
-    "what it has.",
+    "gradient_accumulation_steps": "Gradients are normalised once, in the update; a managed window that is ended early "
+    "averages what it has; a caller-owned one divides by this value, however many backwards it has.",
     "managed_gradient_accumulation": "As in DeepSpeed; false works in every stage and placement.",
 }
 
