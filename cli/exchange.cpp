@@ -62,7 +62,8 @@ int export_checkpoint(const std::filesystem::path& from, const std::filesystem::
   const std::optional<models::GptOptions> options = model ? model : weights->model();
   if (!options)
     throw UseError("cli.export", "the checkpoint doesn't say which model it is of (", weights->where(),
-                   "; another program's? name a run file whose section \"model\" does: --config FILE)");
+                   "; another program's? name a run file whose section \"model\" does: --config FILE; a model of "
+                   "transformers is written by its own save_pretrained())");
   const std::int64_t bytes = write_hugging_face(*weights, *options, to, how);
   std::printf("%s: %s of weights in %s\n", to.string().c_str(), format_bytes(bytes).c_str(), ckpt::name_of(how.dtype));
   return 0;

@@ -38,11 +38,12 @@ void Residency::adopt(int unit, at::Tensor full, std::vector<std::vector<at::Ten
   Lock lock(mutex_);
   State& state = at(unit);
   const std::string& name = layout_.units[static_cast<std::size_t>(unit)].name;
-  state.storage =
-      FaultStorage(this, unit, std::move(full),
-                   Error("params.read", "unit ", name, " is sharded and was read without an operator (rank ",
-                         gather_->rank(), "; hold engine.gathered(params) around code that uses data_ptr())")
-                       .what());
+  state.storage = FaultStorage(
+      this, unit, std::move(full),
+      Error("params.read", "unit ", name, " is sharded and was read without an operator (rank ", gather_->rank(),
+            "; hold gathered(params), in Python ballast.zero.GatheredParameters(params), around code "
+            "that uses data_ptr())")
+          .what());
   state.watch = WriteWatch(std::move(parameters));
   state.managed = true;
   state.persistent = persistent;
