@@ -2,6 +2,7 @@
 // without, taking turns. Prints nanoseconds of processor time an operator beside the most that is wanted.
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <cstdio>
 #include <memory>
