@@ -247,11 +247,17 @@ def test_contexts_that_a_forked_child_ends(stage, placement, tmp_path):
         assert torch.equal(value, before[name])
 
 
+def _run_alone(program, *arguments):
+    """In a process of its own, with what plain.py has."""
+    start = "import os, sys; sys.path.insert(0, sys.argv.pop())\nfrom plain import *\n"
+    here = os.path.dirname(os.path.abspath(__file__))
+    command = [sys.executable, "-c", start + program, *map(str, arguments), here]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
 @pytest.mark.parametrize("stage, placement", AWAY)
 def test_a_forked_child_whose_interpreter_ends(stage, placement, tmp_path):
     program = (
-        "import os, sys; sys.path.insert(0, sys.argv[4])\n"
-        "from plain import *\n"
         "torch.set_num_threads(1)\n"
         "given = settings(int(sys.argv[1]), *sys.argv[2:4])\n"
         "engine = ballast.initialize(model=Net(), config=given, device='cpu')[0]\n"
@@ -262,21 +268,13 @@ def test_a_forked_child_whose_interpreter_ends(stage, placement, tmp_path):
         "train_engine(engine, [1])\n"
         "print(code, engine.global_steps)\n"
     )
-    folder = os.path.dirname(os.path.abspath(__file__))
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(stage), placement, str(tmp_path), folder],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = _run_alone(program, stage, placement, tmp_path)
     assert (done.returncode, done.stdout) == (0, "7 3\n"), done.stderr
 
 
 def test_a_forked_child_ends_engines_of_its_own(tmp_path):
     """Forked before there were any threads, as a fork server does."""
     program = (
-        "import os, sys; sys.path.insert(0, sys.argv[2])\n"
-        "from plain import *\n"
         "torch.set_num_threads(1)\n"
         "child = os.fork()\n"
         "if child: sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
@@ -285,10 +283,7 @@ def test_a_forked_child_ends_engines_of_its_own(tmp_path):
         "del engine\n"
         "os._exit(len(os.listdir(sys.argv[1])))\n"
     )
-    folder = os.path.dirname(os.path.abspath(__file__))
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path), folder], capture_output=True, text=True, timeout=60
-    )
+    done = _run_alone(program, tmp_path)
     assert done.returncode == 0, done.stderr
 
 
@@ -343,15 +338,10 @@ def test_engines_come_and_go():
 def test_an_engine_that_nobody_ends(tmp_path):
     """The interpreter ends, with threads and files of an engine still there."""
     program = (
-        "import sys; sys.path.insert(0, sys.argv[2])\n"
-        "from plain import *\n"
         "engine = ballast.initialize(model=Net(), config=settings(3, 'nvme', sys.argv[1]), device='cpu')[0]\n"
         "train_engine(engine, [2, 1])\n"
         "print('over')\n"
     )
-    folder = os.path.dirname(os.path.abspath(__file__))
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path), folder], capture_output=True, text=True, timeout=60
-    )
+    done = _run_alone(program, tmp_path)
     assert (done.returncode, done.stdout) == (0, "over\n"), done.stderr
     assert os.listdir(tmp_path) == []
