@@ -22,10 +22,13 @@ if(NOT Torch_DIR OR BALLAST_PYTHON)
   list(GET found 2 torch_prefix)
   list(GET found 3 BALLAST_PYTHON_SUFFIX)
   list(GET found 4 BALLAST_PYTHON_INCLUDE)
-  list(APPEND CMAKE_PREFIX_PATH ${torch_prefix})
+  set(Torch_DIR ${torch_prefix}/Torch CACHE PATH "LibTorch's CMake package" FORCE)
 endif()
-set(kineto_LIBRARY torch)  # inside LibTorch, where Torch's package doesn't look: it would warn that there is none
-find_package(Torch 2.11 REQUIRED)
+include(BallastLibTorch)
+ballast_find_libtorch()
+if(Torch_VERSION VERSION_LESS 2.11)
+  message(FATAL_ERROR "LibTorch ${Torch_VERSION} in ${Torch_DIR} is too old: pass -DTorch_DIR of 2.11 to 2.14")
+endif()
 # Torch's package names folders where MKL would be below an empty root; they would end up in every run path.
 if(TARGET caffe2::mkl)
   set(mkl_folders "")
@@ -68,16 +71,12 @@ if(BALLAST_URING)
   endif()
 endif()
 
-# A CUDA build of LibTorch brings c10_cuda; its CUDA-only parts of ours are compiled then and only then.
-if(TARGET c10_cuda)
-  set(BALLAST_CUDA ON)
-else()
-  set(BALLAST_CUDA OFF)
-endif()
-option(BALLAST_REQUIRE_CUDA "Fail unless PyTorch is a CUDA build" OFF)
-if(BALLAST_REQUIRE_CUDA AND NOT BALLAST_CUDA)
-  message(FATAL_ERROR "PyTorch ${Torch_VERSION} in ${Torch_DIR} is built without CUDA: pass -DBALLAST_PYTHON=/path/to/python3 "
-                      "of an environment that has a CUDA build, or leave BALLAST_REQUIRE_CUDA (preset cuda) off")
+option(BALLAST_REQUIRE_CUDA "Fail unless PyTorch is a CUDA build and there is a CUDA toolkit" OFF)
+if(BALLAST_REQUIRE_CUDA AND NOT BALLAST_LIBTORCH_CUDA)
+  message(FATAL_ERROR "This can't be built for CUDA: either PyTorch ${Torch_VERSION} in ${Torch_DIR} is built without it "
+                      "(pass -DBALLAST_PYTHON=/path/to/python3 of an environment that has a CUDA build), or CMake finds no "
+                      "CUDA toolkit with nvcc and NVRTC (install one, or name it by -DCUDAToolkit_ROOT). Or leave "
+                      "BALLAST_REQUIRE_CUDA (preset cuda) off")
 endif()
 
 if(BALLAST_CLI)

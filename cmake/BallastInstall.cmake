@@ -16,7 +16,7 @@ configure_package_config_file(cmake/ballastConfig.cmake.in ${CMAKE_BINARY_DIR}/b
                               INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/ballastConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_BINARY_DIR}/ballastConfig.cmake ${CMAKE_BINARY_DIR}/ballastConfigVersion.cmake
-              ${PROJECT_SOURCE_DIR}/tools/find_torch.py
+              ${PROJECT_SOURCE_DIR}/cmake/BallastLibTorch.cmake ${PROJECT_SOURCE_DIR}/tools/find_torch.py
         DESTINATION ${package_dir})
 
 if(TARGET ballast_cli)

@@ -14,6 +14,7 @@ class Store;
 
 namespace ballast {
 
+/// Whether this was built for CUDA. LibTorch may have it all the same: in a Python that imported a CUDA build.
 bool nccl_available() noexcept;
 
 /// One NCCL communicator over all ranks, one GPU each, connected when it returns. Collective. Throws CommError where

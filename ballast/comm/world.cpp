@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ballast/base/error.h"
+#include "ballast/base/log.h"
 #include "ballast/comm/communicator.h"
 #include "ballast/comm/communicator_shared.h"
 #include "ballast/comm/gloo.h"
@@ -29,8 +30,14 @@ int cuda_devices() {
 
 c10::Device choose_device(const WorldOptions& options, int local_rank) {
   constexpr const char* kOperation = "comm.device";
+  constexpr const char* kRemedy = "build it again with a CUDA build of PyTorch and a CUDA toolkit";
   const int devices = cuda_devices();
   if (options.device == "cpu" || (options.device == "auto" && devices == 0)) return c10::kCPU;
+  if (options.device == "auto" && !nccl_available()) {  // Python brings a LibTorch with CUDA to any build
+    if (local_rank == 0)
+      log_warning("no GPU is used: this build has no CUDA (GPUs visible ", devices, "; ", kRemedy, ")");
+    return c10::kCPU;
+  }
   c10::Device device(c10::kCUDA);
   if (options.device != "auto") {
     try {
@@ -43,6 +50,9 @@ c10::Device choose_device(const WorldOptions& options, int local_rank) {
     throw UseError(kOperation, "no such kind of device (device = ", options.device,
                    "; allowed: auto, cpu, cuda, cuda:N)");
   }
+  if (devices > 0 && !nccl_available())
+    throw UseError(kOperation, "this build has no CUDA (device = ", options.device, ", GPUs visible ", devices, "; ",
+                   kRemedy, ", or use device cpu)");
   if (!device.has_index()) {
     const bool share = options.backend == "gloo" && devices > 0;  // NCCL refuses two ranks on one GPU
     device.set_index(static_cast<c10::DeviceIndex>(share ? local_rank % devices : local_rank));
