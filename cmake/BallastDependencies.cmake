@@ -107,3 +107,20 @@ if(BALLAST_PYTHON_MODULE AND NOT EXISTS "${BALLAST_PYTHON_INCLUDE}/Python.h")
   message(FATAL_ERROR "${BALLAST_PYTHON} has no C headers: install python3-dev (Debian, Ubuntu) or pass "
                       "-DBALLAST_PYTHON_MODULE=OFF")
 endif()
+
+# Python has a C++ runtime already, PyTorch's. A module that brings its own crashes with the first number that it writes to
+# a stream, since each runtime takes the other's functions.
+if(BALLAST_PYTHON_MODULE)
+  file(WRITE ${CMAKE_BINARY_DIR}/runtime/main.cpp "#include <iostream>\nint main() { std::cout << 1L; }\n")
+  try_compile(BALLAST_RUNTIME_BUILT ${CMAKE_BINARY_DIR}/runtime ${CMAKE_BINARY_DIR}/runtime/main.cpp
+              COPY_FILE ${CMAKE_BINARY_DIR}/runtime/program OUTPUT_VARIABLE why_not)
+  if(NOT BALLAST_RUNTIME_BUILT)
+    message(FATAL_ERROR "${CMAKE_CXX_COMPILER} can't build a program that writes a number: ${why_not}")
+  endif()
+  file(STRINGS ${CMAKE_BINARY_DIR}/runtime/program shared_runtime REGEX "^libstdc\\+\\+\\.so")
+  if(NOT shared_runtime)
+    message(FATAL_ERROR "${CMAKE_CXX_COMPILER} links its C++ runtime into what it builds, or one that isn't libstdc++; a "
+                        "module beside PyTorch needs the shared one. Choose another compiler (CXX=g++ in the environment), "
+                        "or pass -DBALLAST_PYTHON_MODULE=OFF")
+  endif()
+endif()
