@@ -30,7 +30,11 @@ void OptimizerStates::run(const Update& update, const at::Tensor& parameters) {
       const at::Tensor out = mine.master_is_bound ? at::Tensor() : part_of(parameters, segment.range);
       if (!device_.is_cpu()) {
         run_on_device(update, segment, grad);
-        if (out.defined()) out.copy_(part_of(mine.master, segment.range));
+        if (!out.defined()) return;
+        // A copy that has to round does so on the host, in memory of its own; so what crosses the bus is rounded
+        // before.
+        const at::Tensor updated = part_of(mine.master, segment.range);
+        out.copy_(out.is_cpu() ? updated.to(out.scalar_type()) : updated);
         return;
       }
       const at::Tensor master = part_of(mine.master, segment.range), first = part_of(mine.first, segment.range),
