@@ -28,6 +28,8 @@ const World& launched_world(const WorldOptions& options) {
   return world;
 }
 
+int launched_ranks() { return std::stoi(variable("WORLD_SIZE", "1")); }
+
 void run_as_launched(int n, int size, const std::function<void(const World&)>& fn, const WorldOptions& options) {
   if (n == size) {
     fn(launched_world(options));
@@ -50,14 +52,16 @@ WorldOptions test_options() {
 
 WorldOptions thread_options() {
   WorldOptions options = test_options();
-  const bool threads = variable("WORLD_SIZE", "1") == "1" && options.device == "cpu" && options.backend == "auto";
+  const bool threads = launched_ranks() == 1 && options.device == "cpu" && options.backend == "auto";
   if (threads) options.backend = "threads";
   return options;
 }
 
+bool runs_in_one_world(int n) { return launched_ranks() == 1 || launched_ranks() == n; }
+
 void run_ranks(int n, const std::function<void(const World&)>& fn, const WorldOptions& options) {
   at::set_num_threads(1);  // new threads start with the last value set anywhere
-  if (const int size = std::stoi(variable("WORLD_SIZE", "1")); size > 1) return run_as_launched(n, size, fn, options);
+  if (const int size = launched_ranks(); size > 1) return run_as_launched(n, size, fn, options);
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::exception_ptr> errors(n);
   std::vector<char> is_comm_error(n, false);

@@ -22,4 +22,7 @@ WorldOptions thread_options();
 /// process, parts for other numbers of ranks say that they don't run.
 void run_ranks(int n, const std::function<void(const World&)>& fn, const WorldOptions& options = test_options());
 
+/// Whether run_ranks(n, fn) runs fn, and in one world: not for each of several processes by itself.
+bool runs_in_one_world(int n);
+
 }  // namespace ballast::testing
