@@ -116,8 +116,8 @@ struct Engine::Impl {
   void finish_save();  // waits for that
   LoadReport load(const std::filesystem::path& folder, const std::string& tag, const LoadOptions& options,
                   std::int64_t pending);
-  void take_up_unit(const Unit& unit, const LoadPlan& plan, const std::vector<SpareStates>& values,
-                    bool with_optimizer);
+  void take_up_unit(const Unit& unit, const LoadPlan& plan, const std::vector<SpareStates>& values, bool with_optimizer,
+                    tiers::BounceBuffer& bounce);
   void take_up_run(const ckpt::Manifest& manifest, const LoadOptions& options);
   void take_up_window(const ckpt::WindowRecord& record, int saved_world);
 

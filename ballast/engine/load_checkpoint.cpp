@@ -17,6 +17,7 @@
 #include "ballast/engine/rank_errors.h"
 #include "ballast/engine/rank_likeness.h"
 #include "ballast/engine/rank_reader.h"
+#include "ballast/tiers/bounce_buffer.h"
 #include "ballast/tiers/host_memory.h"
 
 namespace ballast {
@@ -129,6 +130,7 @@ LoadReport Engine::Impl::load(const std::filesystem::path& folder, const std::st
   if (pending > 0 && world.rank() == 0)
     log_info("load_checkpoint drops a window of ", pending, pending == 1 ? " backward" : " backwards");
   final_on_error([&] {
+    tiers::BounceBuffer bounce(world.device(), policies.optimizer.pin_memory);
     reducer->come_level(announce(false));
     drop_window();
     for (const Unit& unit : layout.units) {
@@ -137,7 +139,7 @@ LoadReport Engine::Impl::load(const std::filesystem::path& folder, const std::st
         staged.units[u] = mine.read(unit);
         mine.complete();
       }
-      take_up_unit(unit, plan, std::exchange(staged.units[u], {}), with_optimizer);
+      take_up_unit(unit, plan, std::exchange(staged.units[u], {}), with_optimizer, bounce);
     }
     for (std::size_t b = 0; b < own_buffers.size(); ++b)
       if (staged.buffers[b].defined()) own_buffers[b].second.copy_(staged.buffers[b]);
@@ -161,7 +163,7 @@ LoadReport Engine::Impl::load(const std::filesystem::path& folder, const std::st
 }
 
 void Engine::Impl::take_up_unit(const Unit& unit, const LoadPlan& plan, const std::vector<SpareStates>& values,
-                                bool with_optimizer) {
+                                bool with_optimizer, tiers::BounceBuffer& bounce) {
   if (values.empty()) return;
   std::vector<bool> written(layout.parameters.size(), false);
   for (const Slot& slot : unit.slots) {
@@ -176,9 +178,9 @@ void Engine::Impl::take_up_unit(const Unit& unit, const LoadPlan& plan, const st
   if (!unit.trainable || optimizer->masters_apart(unit.id))
     params->with_owned(unit.id, ShardHome::Access::kReplace, [&](const at::Tensor& owned) {
       for (const SpareStates& part : values)
-        if (part.first == 0) owned.narrow(0, part.range.begin, part.range.size()).copy_(part.array(0));
+        if (part.first == 0) bounce.write(part.array(0), owned.narrow(0, part.range.begin, part.range.size()));
     });
-  if (unit.trainable) optimizer->take_over(unit.id, values);
+  if (unit.trainable) optimizer->take_over(unit.id, values, bounce);
   params->publish(unit.id, written);
   params->finish_publish();
 }

@@ -248,7 +248,8 @@ void Engine::Impl::save(const std::filesystem::path& folder, const std::string& 
     const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(config.comm_timeout_seconds * 1000));
     job = std::make_unique<SaveJob>(SaveJob::Target{ckpt::CheckpointFolder(folder, {world.rank()}), std::move(manifest),
                                                     plan.tensors(world.rank()), world.rank(), world.size(),
-                                                    options.keep_last, std::min(timeout, world.timeout())});
+                                                    options.keep_last, std::min(timeout, world.timeout()),
+                                                    world.device(), policies.optimizer.pin_memory});
     job->begin();
   });
   SaveJob& begun = *job;

@@ -6,6 +6,7 @@
 
 #include "ballast/base/error.h"
 #include "ballast/base/math.h"
+#include "ballast/tiers/bounce_buffer.h"
 #include "ballast/tiers/host_arena.h"
 
 namespace ballast {
@@ -28,9 +29,11 @@ void SaveJob::write(const std::function<void(const Sink&)>& produce) {
   const std::string file = ckpt::rank_file_name(target_.rank, target_.world);
   ckpt::SafetensorsWriter writer(target_.folder.unfinished(tag()) / file, target_.tensors,
                                  {{"format", "pt"}, {"ballast", "shard"}}, {target_.rank});
-  produce([&writer](const at::Tensor& tensor) {
-    const at::Tensor host = tensor.cpu().contiguous();
-    writer.append({static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes()});
+  tiers::BounceBuffer bounce(target_.device, target_.pin_memory);
+  produce([&](const at::Tensor& tensor) {
+    bounce.read(tensor, [&writer](const at::Tensor& part) {
+      writer.append({static_cast<const std::byte*>(part.const_data_ptr()), part.nbytes()});
+    });
   });
   const auto digest = writer.finish();
   ckpt::Part part{{file, digest.bytes, digest.checksum}, {}};

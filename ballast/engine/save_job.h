@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <atomic>
 #include <chrono>
@@ -31,6 +32,8 @@ class SaveJob {
     std::vector<ckpt::TensorSpec> tensors;
     int rank, world, keep_last;
     std::chrono::milliseconds timeout;  // for the other ranks' records
+    c10::Device device;                 // where tensors may lie
+    bool pin_memory;                    // that they travel through
   };
   explicit SaveJob(Target target) : target_(std::move(target)) {}
   ~SaveJob();  // as abandon(), and waits for the thread

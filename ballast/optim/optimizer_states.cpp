@@ -294,7 +294,7 @@ std::vector<SpareStates> OptimizerStates::spares(int unit, bool may_last) const 
   return spares;
 }
 
-void OptimizerStates::take_over(int unit, const std::vector<SpareStates>& spares) {
+void OptimizerStates::take_over(int unit, const std::vector<SpareStates>& spares, tiers::BounceBuffer& bounce) {
   UnitStates& mine = at(unit);
   if (mine.tier == Tier::kDevice) {
     const std::vector<at::Tensor*> arrays = arrays_of(mine);
@@ -304,7 +304,7 @@ void OptimizerStates::take_over(int unit, const std::vector<SpareStates>& spares
         if (spare.lasts)
           state = spare.array(a);
         else
-          state.narrow(0, spare.range.begin, spare.range.size()).copy_(spare.array(a));
+          bounce.write(spare.array(a), state.narrow(0, spare.range.begin, spare.range.size()));
       }
     return;
   }

@@ -15,6 +15,7 @@
 #include "ballast/layout/layout.h"
 #include "ballast/optim/state_chunks.h"
 #include "ballast/optim/upload_ring.h"
+#include "ballast/tiers/bounce_buffer.h"
 #include "ballast/tiers/host_lane.h"
 
 namespace ballast {
@@ -134,7 +135,7 @@ class OptimizerStates {
   /// Spares for all states of the unit, their memory still to be given: what take_over() then puts in the place of the
   /// unit's states. may_last: the spares of all units are taken over, so that none of the memory in use remains.
   std::vector<SpareStates> spares(int unit, bool may_last) const;
-  void take_over(int unit, const std::vector<SpareStates>& spares);
+  void take_over(int unit, const std::vector<SpareStates>& spares, tiers::BounceBuffer& bounce);
   /// The parameter's moments were written: SGD's next update builds on its buffer instead of starting it with the
   /// gradient, as torch.optim does where a buffer is there.
   void moments_written(int parameter) { fresh_[static_cast<std::size_t>(parameter)] = false; }
