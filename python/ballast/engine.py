@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import json
 import os
 import weakref
@@ -346,6 +347,12 @@ class Engine:
     ) -> bool:
         """Collective. Rank 0 writes the module's full state_dict in the compute dtype, by torch.save, or as safetensors
         where the name ends so; its host memory holds it whole (`ballast checkpoint export` doesn't need that)."""
+        as_safetensors = save_filename.endswith(".safetensors")
+        if as_safetensors and importlib.util.find_spec("safetensors") is None:
+            raise UseError(
+                "[engine.save_16bit_model] no safetensors package in this Python "
+                f"(save_filename {save_filename}; pip install safetensors, or choose a name without .safetensors)"
+            )
         values = {}
         for name, parameter in self.module.named_parameters():
             if exclude_frozen_parameters and not parameter.requires_grad:
@@ -364,7 +371,7 @@ class Engine:
                 whole[name] = tensor.detach().cpu() if isinstance(tensor, torch.Tensor) else tensor
         os.makedirs(save_dir, exist_ok=True)
         path = os.path.join(os.fspath(save_dir), save_filename)
-        if save_filename.endswith(".safetensors"):
+        if as_safetensors:
             from safetensors.torch import save_file
 
             distinct = {}

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from device import seeded
 from plain import Net, assert_close, loss_of, masters, tokens
 from ranks import run
 from starts import placed as start, plainly
@@ -37,7 +38,7 @@ def test_a_gradient_that_a_backward_adds_to_is_part_of_the_window():
 
 def _estimates(model, step):
     """Gradients as an evolution strategy gives them; none of the frozen parameter, and none of some."""
-    generator = torch.Generator().manual_seed(step)
+    generator = seeded(step)
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad and name != "unused"]
     return {name: torch.randn(model.get_parameter(name).shape, generator=generator) for name in names}
 

@@ -1,6 +1,7 @@
 """What initialize() takes over: optimizers, groups, configurations, data; against torch.optim."""
 
 import argparse
+import importlib.util
 import json
 
 import pytest
@@ -471,6 +472,17 @@ def _save_whole(rank, folder):
     engine.save_16bit_model(folder)
     engine.save_16bit_model(folder, "model.safetensors")
     return {name: value.bfloat16() for name, value in masters(engine).items()}
+
+
+def test_without_safetensors_another_format_is_named(tmp_path, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: find("no_" + name if name == "safetensors" else name, *rest)
+    )
+    engine, *_ = start(Net(), 3)
+    with pytest.raises(ballast.UseError, match="pip install safetensors"):
+        engine.save_16bit_model(tmp_path, "model.safetensors")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_save_16bit_model(tmp_path):

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from device import DEVICE
+from device import DEVICE, seeded
 from plain import Net, assert_close, loss_of, masters, settings, tokens, train_engine
 from ranks import run
 from starts import SGD, placed as start, plainly
@@ -296,7 +296,7 @@ def test_a_model_in_channels_last(stage):
         torch.manual_seed(0)
         return torch.nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
 
-    x = torch.randn(2, 4, 5, 5, generator=torch.Generator().manual_seed(1)).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 4, 5, 5, generator=seeded(1)).to(memory_format=torch.channels_last)
     plain, model = make(), make()
     engine = start(model, stage)
     x = x.to(DEVICE)
