@@ -16,7 +16,7 @@ int info() {
   std::printf("LibTorch  %s, operators for %s, %d threads of %u cores\n", TORCH_VERSION,
               at::get_cpu_capability().c_str(), at::get_num_threads(), std::thread::hardware_concurrency());
   std::printf("optimizer %s (kernels for states in host memory)\n", kernels::instruction_set());
-  std::printf("devices   cpu%s\n", at::hasCUDA() ? ", cuda" : " (this LibTorch has no CUDA)");
+  std::printf("devices   cpu%s\n", at::hasCUDA() ? ", cuda" : " (built without CUDA)");
   return 0;
 }
 

@@ -17,7 +17,7 @@ macro(ballast_find_libtorch)
     set(kineto_LIBRARY torch)  # inside LibTorch, where Torch's package doesn't look: it would warn that there is none
     find_package(Torch REQUIRED)
   else()
-    message(STATUS "PyTorch in ${ballast_libtorch} is a CUDA build, and there is no CUDA toolkit with nvcc and NVRTC: CPU only")
+    message(NOTICE "PyTorch in ${ballast_libtorch} is a CUDA build, and there is no CUDA toolkit with nvcc and NVRTC: CPU only")
     include("${Torch_DIR}/TorchConfigVersion.cmake")
     set(Torch_VERSION ${PACKAGE_VERSION})
     set(TORCH_INSTALL_PREFIX ${ballast_libtorch})
