@@ -99,6 +99,8 @@ struct Engine::Impl {
   at::Tensor whole_on_device(int unit, const at::Tensor& kept);
   void write_state(int parameter, const std::string& key, const at::Tensor& value);
 
+  /// Collective: the ranks are in one call, and no save is under way any more.
+  Agreed begin_checkpoint_call();
   NamedTensors buffers() const;
   std::string describe_scheduler() const;
   ckpt::WindowRecord describe_window();

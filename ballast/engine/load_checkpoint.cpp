@@ -64,10 +64,8 @@ struct Staged {
 LoadReport Engine::load_checkpoint(const std::filesystem::path& folder, const std::string& tag,
                                    const LoadOptions& options) {
   Impl& engine = running();
-  engine.check_usable();
   const at::NoGradGuard no_grad;
-  const Agreed agreed = engine.final_on_error([&] { return engine.meet(Call::kCheckpoint, 0); });
-  engine.finish_save();
+  const Agreed agreed = engine.begin_checkpoint_call();
   engine.final_on_error([&] {
     check_same_request(*engine.rounds, "engine.load_checkpoint",
                        tag + "|" + std::to_string(options.weights_only) + std::to_string(options.load_optimizer) +
@@ -202,7 +200,7 @@ void Engine::Impl::take_up_run(const ckpt::Manifest& manifest, const LoadOptions
   if (options.load_scheduler && manifest.scheduler != describe_scheduler() && world.rank() == 0)
     log_warning("the checkpoint was saved with another schedule; this one goes on at its step ",
                 counters.applied_steps - schedule_begin, " (saved: ", manifest.scheduler,
-                ", now: ", describe_scheduler(), "; with load_scheduler = false it begins anew)");
+                ", now: ", describe_scheduler(), "; LoadOptions::load_scheduler = false begins it anew)");
 }
 
 void Engine::Impl::take_up_window(const ckpt::WindowRecord& record, int saved_world) {

@@ -189,13 +189,18 @@ void Engine::Impl::produce(const SavePlan& plan, bool with_gradients, const Save
   guarded.rethrow();
 }
 
+Agreed Engine::Impl::begin_checkpoint_call() {
+  check_usable();
+  const Agreed agreed = final_on_error([&] { return meet(Call::kCheckpoint, 0); });
+  finish_save();
+  return agreed;
+}
+
 void Engine::save_checkpoint(const std::filesystem::path& folder, const std::string& tag_in,
                              const SaveOptions& options) {
   Impl& engine = running();
-  engine.check_usable();
   const at::NoGradGuard no_grad;
-  const Agreed agreed = engine.final_on_error([&] { return engine.meet(Call::kCheckpoint, 0); });
-  engine.finish_save();
+  const Agreed agreed = engine.begin_checkpoint_call();
   engine.final_on_error([&] {
     std::vector<int> units;
     for (const Unit& unit : engine.layout.units) units.push_back(unit.id);
