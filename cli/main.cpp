@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <functional>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -16,21 +17,35 @@ using namespace ballast;
 
 constexpr int kExitUsage = 2;
 
-constexpr const char* kExamples = R"(Examples:
-  ballast train --config examples/demo.json --set data.path=src --sample 400
+constexpr const char* kExamples = R"(  ballast train --config examples/demo.json --set data.path=src --sample 400
   torchrun --nproc-per-node 2 --no-python ballast train --config run.json
   ballast train --config run.json --set engine.zero_optimization.stage=3 --set train.steps=100
   ballast train --config run.json --trace trace.json --trace-steps 5:8
   ballast train --config run.json --save-every 500 --keep-last 3 --resume auto
   ballast checkpoint inspect runs/run/checkpoints
+  ballast checkpoint verify runs/run/checkpoints
   ballast checkpoint export runs/run/checkpoints --to model
+  ballast checkpoint import model --to runs/imported
   ballast train --config run.json --init model
   ballast estimate --config run.json --ranks 8
   ballast config check run.json
-  ballast bench-io /mnt/nvme
+  ballast bench-io /mnt/nvme --size 8G --seconds 2
+  ballast info
+)";
+constexpr const char* kRunFile =
+    "A run file has the sections engine (DeepSpeed's schema: docs/config.md), model, data, train, save and sample "
+    "(docs/train.md).";
 
-A run file has the sections engine (DeepSpeed's schema: docs/config.md), model, data, train, save and sample
-(docs/train.md).)";
+/// Each verb's --help ends with its own examples, and with what its footer says. words: how it is called, "train ".
+void add_examples(CLI::App& app, const std::string& words = "") {
+  std::istringstream lines(kExamples);
+  std::string text = "Examples:\n";
+  for (std::string line; std::getline(lines, line);)
+    if ((line + " ").find("ballast " + words) != std::string::npos) text += line + "\n";
+  const std::string more = app.get_footer();
+  app.footer(text + (more.empty() ? "" : "\n" + more));
+  for (CLI::App* verb : app.get_subcommands({})) add_examples(*verb, words + verb->get_name() + " ");
+}
 
 /// The first word that nobody knows, as an error that names the nearest one. Options and verbs are CLI11's.
 void refuse_unknown(const CLI::App& app) {
@@ -73,7 +88,6 @@ struct RunOptions {
 int run(int argc, char** argv) {
   CLI::App app("Trains language models with their states sharded over ranks, on devices, in host memory or on NVMe.",
                "ballast");
-  app.footer(kExamples);
   app.set_version_flag("--version", "ballast " BALLAST_VERSION);
   app.allow_extras();  // refuse_unknown() says more about them than CLI11 does
   std::function<int()> chosen;
@@ -108,9 +122,7 @@ int run(int argc, char** argv) {
       train->add_option("--keep-last", keep_last, "Checkpoints of this run to keep, the last ones; 0: all");
   train->footer(
       "Ctrl-C ends the run after the running step, with the report so far; a second one at once. SIGTERM does the "
-      "same: with checkpoints on, one is written "
-      "first.\n\n" +
-      std::string(kExamples));
+      "same: with checkpoints on, one is written first.");
   train->callback([&] {
     chosen = [&] {
       const auto weights = init.empty() ? nullptr : cli::open_weights(init);
@@ -225,9 +237,7 @@ int run(int argc, char** argv) {
       ->transform(CLI::AsSizeValue(false));
   bench_io->add_option("--seconds", disk.seconds, "For each of 40 figures [0.5]")->check(CLI::Range(0.001, 3600.0));
   bench_io->add_flag("--threads", threads, "Read and write with threads, as where io_uring is refused");
-  bench_io->footer(
-      "Example:\n  ballast bench-io /mnt/nvme --size 8G --seconds 2\n\nWrites about as much as the disk takes in 20 "
-      "figures.");
+  bench_io->footer("Writes about as much as the disk takes in 20 figures.");
   bench_io->callback([&] {
     chosen = [&] {
       if (disk.path.empty()) throw UseError("cli.parse", "missing word (PATH of bench-io)");
@@ -240,6 +250,8 @@ int run(int argc, char** argv) {
   info->callback([&] { chosen = cli::info; });
 
   for (CLI::App* verb : {train, estimate, check, write, read, bench_io, info}) verb->allow_extras();
+  app.footer(kRunFile);  // here, where the verbs no longer inherit it
+  add_examples(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {

@@ -17,6 +17,13 @@ TEST_F(Program, HelpShowsVerbsAndExamples) {
   for (const char* part : {"--config", "--set", "--sample", "--trace", "--trace-steps", "Ctrl-C"})
     EXPECT_TRUE(contains(train.output, part)) << part;
   EXPECT_TRUE(contains(train.output, "Usage: ballast train [OPTIONS]")) << train.output;
+  for (const char* verb : {"train", "estimate", "config", "config check", "checkpoint", "checkpoint inspect",
+                           "checkpoint verify", "checkpoint export", "checkpoint import", "bench-io", "info"}) {
+    const std::string help = ballast(verb + std::string(" --help")).output;
+    const std::string examples = help.substr(std::min(help.size(), help.find("Examples:")));
+    EXPECT_TRUE(contains(examples, "  ballast " + std::string(verb))) << help;
+    EXPECT_EQ(contains(examples, "ballast train"), std::string(verb) == "train") << help;
+  }
   EXPECT_TRUE(contains(ballast("config check --help").output, "Usage: ballast config check [OPTIONS] [FILE]"));
   EXPECT_EQ(ballast("").status, 2);
   const Outcome version = ballast("--version");
