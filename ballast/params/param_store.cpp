@@ -198,7 +198,6 @@ void ParamStore::finish(Publishing& publishing) {
 }
 
 void ParamStore::publish_on_lane(int unit, bool travels, std::function<void()> update) {
-  if (gate_) gate_->close(unit);
   // What the device still has to do with the old values comes before the new ones overwrite them.
   const auto old_values_read = tiers::DeviceStream::mark_current(full(unit).device());
   const auto published = std::make_shared<tiers::DeviceEvent>();
@@ -217,7 +216,7 @@ void ParamStore::publish_on_lane(int unit, bool travels, std::function<void()> u
   if (travels) last_on_lane_ = ticket;
   PendingUpdate pending(*lane_, ticket, published);
   if (gate_) {
-    gate_->open_after(unit, std::move(pending));
+    gate_->close_until(unit, std::move(pending));
     if (units_[static_cast<std::size_t>(unit)].holds > 0) gate_->settle(unit);  // its pointers stay good
   } else {
     residency_->open_after(unit, std::move(pending));

@@ -21,14 +21,10 @@ void UpdateGate::adopt(int unit, at::Tensor full, WriteWatch* watch, int rank) {
   state.managed = true;
 }
 
-void UpdateGate::close(int unit) {
-  Lock lock(mutex_);
-  if (at(unit).managed) at(unit).storage.set_aside();
-}
-
-void UpdateGate::open_after(int unit, PendingUpdate update) {
+void UpdateGate::close_until(int unit, PendingUpdate update) {
   Lock lock(mutex_);
   if (!at(unit).managed) return;
+  at(unit).storage.set_aside();
   at(unit).update = std::move(update);
 }
 

@@ -25,9 +25,8 @@ class UpdateGate final : public FaultHandler {
   /// full: [padded], mapped; the parameters are views of its storage. watch: told of writes; outlives the gate.
   void adopt(int unit, at::Tensor full, WriteWatch* watch, int rank);
 
-  /// Nobody sees the unit from now on. Its update may be queued.
-  void close(int unit);
-  void open_after(int unit, PendingUpdate update);
+  /// Nobody sees the unit before this update, which is queued and may be running, has ended.
+  void close_until(int unit, PendingUpdate update);
   /// Waits until the unit is visible. Throws what ended the lane.
   void settle(int unit);
   void settle_all();
