@@ -169,11 +169,18 @@ void check_scheduler(Config& config, const std::string& at) {
   const bool rated = scheduler.type == SchedulerType::kWarmupLr || scheduler.type == SchedulerType::kWarmupDecayLr;
   const bool ends = scheduler.type == SchedulerType::kWarmupDecayLr || scheduler.type == SchedulerType::kWarmupCosineLr;
   if (ends && scheduler.total_num_steps < 1) {
-    throw ConfigError(kParse, "required key (", at, "scheduler.params.total_num_steps; want an integer >= 1)");
+    throw ConfigError(kParse, "required key (", at,
+                      "scheduler.params.total_num_steps, which nothing fills in here; want an integer >= 1)");
   }
   if (ends && scheduler.total_num_steps < scheduler.warmup_num_steps) {
     config.notices.push_back(at + "scheduler.params.total_num_steps = " + std::to_string(scheduler.total_num_steps) +
                              " ends before warmup_num_steps = " + std::to_string(scheduler.warmup_num_steps));
+  }
+  if (scheduler.type == SchedulerType::kWarmupDecayLr && !scheduler.warmup_max_lr &&
+      config.optimizer.hyper.lr != kWarmupDecayMaxLr) {
+    config.notices.push_back(at + "optimizer.params.lr = " + show(config.optimizer.hyper.lr) +
+                             " has no effect: WarmupDecayLR rises to its own warmup_max_lr, which is " +
+                             show(kWarmupDecayMaxLr) + " where scheduler.params doesn't set it");
   }
   const bool one_rate = rated && (scheduler.warmup_max_lr || scheduler.type == SchedulerType::kWarmupDecayLr);
   for (std::size_t i = 0; one_rate && i < config.optimizer.groups.size(); ++i) {

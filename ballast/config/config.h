@@ -50,10 +50,12 @@ struct OptimizerConfig {
 enum class SchedulerType : std::uint8_t { kNone, kWarmupLr, kWarmupDecayLr, kWarmupCosineLr };
 enum class WarmupType : std::uint8_t { kLog, kLinear };
 
+inline constexpr double kWarmupDecayMaxLr = 0.001;  // DeepSpeed's default
+
 struct SchedulerConfig {
   SchedulerType type = SchedulerType::kNone;
   double warmup_min_lr = 0;  // WarmupLR, WarmupDecayLR
-  /// The same two. Unset: each group's own lr (WarmupLR), 0.001 (WarmupDecayLR).
+  /// The same two. Unset: each group's own lr (WarmupLR), kWarmupDecayMaxLr (WarmupDecayLR).
   std::optional<double> warmup_max_lr = std::nullopt;
   std::int64_t warmup_num_steps = 1000;
   WarmupType warmup_type = WarmupType::kLog;

@@ -47,7 +47,7 @@ std::vector<double> Schedule::lr(std::int64_t applied_steps) const {
         break;
       case SchedulerType::kWarmupLr:
       case SchedulerType::kWarmupDecayLr: {
-        const double own = scheduler_.type == SchedulerType::kWarmupLr ? rate : 0.001;
+        const double own = scheduler_.type == SchedulerType::kWarmupLr ? rate : kWarmupDecayMaxLr;
         const double least = scheduler_.warmup_min_lr, greatest = scheduler_.warmup_max_lr.value_or(own);
         rate = least + (greatest - least) * gamma(iteration);
         break;

@@ -254,6 +254,8 @@ TEST(Config, ContradictionsAreErrorsThatShowBothSides) {
                "groups[0].nesterov = true"},
            Row{R"({"fp16": {"enabled": true, "initial_scale_power": 3, "min_loss_scale": 16}})", "min_loss_scale = 16"},
            Row{R"({"scheduler": {"type": "WarmupCosineLR"}})", "required key (scheduler.params.total_num_steps"},
+           Row{R"({"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}})",
+               "total_num_steps, which nothing fills in here; want an integer >= 1"},
            Row{R"({"zero_optimization": {"cpu_offload": true, "offload_optimizer": {"device": "cpu"}}})",
                "given twice under two names"},
            Row{R"({"bf16": {"enabled": true}, "bfloat16": {"enabled": true}})", "bfloat16.enabled = true"},
@@ -289,6 +291,18 @@ TEST(Config, ARateThatAScheduleTakesOverIsListed) {
     "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.1}}})");
   ASSERT_EQ(config.notices.size(), 1u);
   EXPECT_TRUE(contains(config.notices[0], "optimizer.params.groups[1].lr has no effect")) << config.notices[0];
+  const auto decay = [](const std::string& lr, const std::string& peak) {
+    return Config::from_string(R"({"optimizer": {"params": {"lr": )" + lr +
+                               R"(}}, "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 9,
+                               "warmup_num_steps": 3)" +
+                               peak + "}}}")
+        .notices;
+  };
+  EXPECT_EQ(decay("0.0001", ""),
+            std::vector<std::string>{"optimizer.params.lr = 0.0001 has no effect: WarmupDecayLR rises to its own "
+                                     "warmup_max_lr, which is 0.001 where scheduler.params doesn't set it"});
+  EXPECT_TRUE(decay("0.001", "").empty());
+  EXPECT_TRUE(decay("0.0001", R"(, "warmup_max_lr": 0.0001)").empty());
 }
 
 TEST(JsonText, ErrorsNameLineAndColumn) {
