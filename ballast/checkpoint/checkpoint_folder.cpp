@@ -70,6 +70,10 @@ fs::path CheckpointFolder::unfinished(const std::string& tag) const { return pat
 
 void CheckpointFolder::begin(const std::string& tag) const {
   make_folder(path_, owner_);
+  std::error_code ignored;
+  if (fs::exists(fs::symlink_status(of(tag), ignored)) && !fs::exists(of(tag) / Manifest::kFile, ignored))
+    throw IoError("checkpoint.save", "what is there is no checkpoint, and stays (", of(tag).string(),
+                  "; choose another tag, or move it away)");
   remove_leftovers();
   make_folder(unfinished(tag), owner_);
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "ballast/base/error.h"
@@ -23,14 +24,18 @@
 namespace ballast {
 namespace {
 
+constexpr std::int64_t kMostCounted = std::int64_t{1} << 53;  // what any program can read from JSON
+
 // Throws IoError.
 void check_run(const ckpt::Manifest& manifest, const std::string& where) {
   for (const char* counter : {"global_steps", "applied_steps", "skipped_steps", "micro_steps", "global_samples"})
-    if (!manifest.counters.contains(counter) || manifest.counters.at(counter) < 0)
-      throw IoError("engine.load_checkpoint", "the checkpoint lacks a counter (", where, "; ", counter, ")");
+    if (!manifest.counters.contains(counter) || manifest.counters.at(counter) < 0 ||
+        manifest.counters.at(counter) > kMostCounted)
+      throw IoError("engine.load_checkpoint", "the checkpoint lacks a counter, or it is out of range (", where, "; ",
+                    counter, ")");
   if (manifest.schedule_steps > manifest.counters.at("applied_steps"))
     throw IoError("engine.load_checkpoint", "the schedule is older than the run (", where, ")");
-  if (!(std::isfinite(manifest.loss_scale) && manifest.loss_scale > 0))
+  if (!(manifest.loss_scale > 0 && manifest.loss_scale <= std::numeric_limits<float>::max()))
     throw IoError("engine.load_checkpoint", "not a loss scale (", where, "; ", manifest.loss_scale, ")");
   for (const double rate : manifest.lr)
     if (!(std::isfinite(rate) && rate >= 0))
@@ -85,7 +90,7 @@ LoadReport Engine::Impl::load(const std::filesystem::path& folder, const std::st
     reader = std::make_unique<ckpt::CheckpointReader>(ckpt::CheckpointFolder(folder, {world.rank()}), tag,
                                                       ckpt::Owner{world.rank()});
     const ckpt::Manifest& manifest = reader->manifest();
-    report.tag = manifest.tag;
+    report.tag = reader->path().filename().string();  // which may have been renamed since
     if (!manifest.client_state.is_null()) report.client_state = manifest.client_state.dump();
     check_run(manifest, reader->path().string());
     plan = match(layout, own_buffers, manifest, report);
@@ -151,10 +156,11 @@ LoadReport Engine::Impl::load(const std::filesystem::path& folder, const std::st
       if (record == nullptr || !record->states.contains(kGradientKey) || !layout.parameters[p].trainable) continue;
       const at::Tensor sum = mine.read_whole(record->states.at(kGradientKey), at::kFloat, record->shape);
       mine.complete();
-      // A weight counts as it is; else the sum over the ranks stands for a mean over them.
+      // A weight counts as it is; else the sum over the ranks stands for a mean over them. And sums hold the loss scale
+      // of the engine that made them.
       const bool weighted = manifest.window->scaling == "weighted";
       const double ranks = weighted ? 1 : static_cast<double>(world.size()) / manifest.world;
-      grads->overwrite(static_cast<int>(p), sum.to(world.device()).mul_(ranks));
+      grads->overwrite(static_cast<int>(p), sum.to(world.device()).mul_(ranks * scaler.scale() / manifest.loss_scale));
     }
   });
   return report;

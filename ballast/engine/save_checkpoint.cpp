@@ -24,9 +24,11 @@ namespace {
 constexpr int kDepthOfClientState = 60;  // a manifest around it is a little deeper
 
 void check_request(const std::string& tag, const SaveOptions& options, bool broken_window) {
-  if (!ckpt::is_plain_name(tag) || tag == "latest")
-    throw UseError("engine.save_checkpoint", "not a tag (", tag,
-                   "; it names a folder: no path, not hidden, not \"latest\", at most 200 bytes)");
+  constexpr const char* kBlanks = " \t\r\n";
+  if (!ckpt::is_plain_name(tag) || tag == "latest" || tag.find_last_not_of(kBlanks) + 1 != tag.size())
+    throw UseError(
+        "engine.save_checkpoint", "not a tag (\"", tag,
+        "\"; it names a folder: no path, not hidden, not \"latest\", no blank at its end, at most 200 bytes)");
   if (options.keep_last < 0)
     throw UseError("engine.save_checkpoint", "keep_last is negative (", options.keep_last, "; 0 keeps all)");
   try {
@@ -213,7 +215,8 @@ void Engine::save_checkpoint(const std::filesystem::path& folder, const std::str
                        tag + "|" + std::to_string(options.include_window) + std::to_string(options.asynchronous) +
                            std::to_string(options.keep_last));
   });
-  engine.save(folder, tag, options, agreed);
+  // An asynchronous save may outlast the working folder.
+  engine.save(folder.is_absolute() ? folder : std::filesystem::absolute(folder), tag, options, agreed);
 }
 
 void Engine::Impl::save(const std::filesystem::path& folder, const std::string& tag, const SaveOptions& options,

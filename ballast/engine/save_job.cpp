@@ -3,8 +3,10 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "ballast/base/error.h"
+#include "ballast/base/log.h"
 #include "ballast/base/math.h"
 #include "ballast/tiers/bounce_buffer.h"
 #include "ballast/tiers/host_arena.h"
@@ -19,6 +21,12 @@ struct GivenUp {};  // another rank has the error
 SaveJob::~SaveJob() {
   abandon();
   if (thread_.joinable()) thread_.join();
+  if (!error_) return;  // or somebody has been told
+  try {
+    std::rethrow_exception(error_);
+  } catch (const std::exception& e) {
+    log_warning("checkpoint ", tag(), " was not saved: ", e.what());
+  }
 }
 
 void SaveJob::begin() const {
@@ -85,7 +93,7 @@ void SaveJob::start(std::vector<at::Tensor> snapshot) {
 
 void SaveJob::settle() {
   if (thread_.joinable()) thread_.join();
-  if (error_) std::rethrow_exception(error_);
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
 std::vector<at::Tensor> SnapshotMemory::take(const std::vector<ckpt::TensorSpec>& tensors, bool pin, c10::Device device,

@@ -1,5 +1,5 @@
 """A checkpoint's client_state: what the program gives with it and its schedule's state, as one JSON document. What JSON
-hasn't (infinity, keys that aren't text) is written as {"__ballast__": kind, "value": ...}."""
+hasn't (infinity, integers of more than 64 bits, keys that aren't text) is written as {"__ballast__": kind, "value": ...}."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ _SCHEDULE = "ballast.lr_scheduler"
 def _encode(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return {_TAG: "float", "value": repr(float(value))}
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return {_TAG: "int", "value": str(value)}
     if isinstance(value, dict):
         counts = isinstance(value, collections.Counter)
         if not counts and _TAG not in value and all(isinstance(key, str) for key in value):
@@ -26,6 +28,10 @@ def _encode(value: Any) -> Any:
     return [_encode(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
+def _as_key(value: Any) -> Any:  # keys that came as lists were tuples
+    return tuple(map(_as_key, value)) if isinstance(value, list) else value
+
+
 def _decode(value: Any) -> Any:
     if isinstance(value, list):
         return [_decode(one) for one in value]
@@ -33,9 +39,9 @@ def _decode(value: Any) -> Any:
         return value
     if _TAG not in value:
         return {key: _decode(one) for key, one in value.items()}
-    if value[_TAG] == "float":
-        return float(value["value"])
-    made = {tuple(key) if isinstance(key, list) else key: one for key, one in _decode(value["value"])}
+    if value[_TAG] in ("float", "int"):
+        return {"float": float, "int": int}[value[_TAG]](value["value"])
+    made = {_as_key(key): one for key, one in _decode(value["value"])}
     return collections.Counter(made) if value[_TAG] == "counter" else made
 
 
@@ -54,8 +60,12 @@ def write(state: dict | None, schedule: dict | None) -> str:
         raise UseError(f"[engine.save_checkpoint] client_state isn't JSON ({error})") from None
 
 
-def read(text: str) -> tuple[dict, dict | None]:
-    """What was given to write()."""
-    whole = _decode(json.loads(text)) if text else {}
-    schedule = whole.pop(_SCHEDULE, None)
+def read(text: str) -> tuple[Any, dict | None]:
+    """What was given to write(); of a document that another program wrote, whatever it is."""
+    plain = json.loads(text) if text else {}
+    try:
+        whole = _decode(plain)
+    except (AttributeError, KeyError, TypeError, ValueError):  # not written here, though it has our mark
+        whole = plain
+    schedule = whole.pop(_SCHEDULE, None) if isinstance(whole, dict) else None
     return whole, schedule

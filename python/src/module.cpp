@@ -71,7 +71,11 @@ void bind_errors(py::module_& module) {
                     "Ranks diverged, a peer died or a collective timed out. The engine can't go on; end the process.");
   py::register_exception_translator([](std::exception_ptr error) {
     const auto raise = [](PyObject* type, const std::exception& e) {
-      PyErr_SetString(type, in_python_words(e.what()).c_str());
+      // What a damaged file holds need not be text.
+      const std::string words = in_python_words(e.what());
+      const auto text = py::reinterpret_steal<py::object>(
+          PyUnicode_DecodeUTF8(words.data(), static_cast<Py_ssize_t>(words.size()), "replace"));
+      PyErr_SetObject(type, text.ptr());
     };
     try {
       if (error) std::rethrow_exception(error);

@@ -109,6 +109,31 @@ TEST(Window, OfAnotherWorldKeepsItsMean) {
   }
 }
 
+// Sums are kept as they are, scaled; the engine that goes on may scale by something else, or not at all.
+TEST(Window, GoesOnWithAnotherLossScale) {
+  everywhere([](Trial& trial) {
+    const auto with_scale = [&](int scale) {  // 0: fp32
+      nlohmann::json changed = settings(trial.cell(), 4);
+      if (scale > 0) changed["fp16"] = {{"enabled", true}, {"loss_scale", scale}};
+      return changed;
+    };
+    for (const auto& [from, to] : std::vector<std::pair<int, int>>{{256, 0}, {0, 256}, {256, 64}, {64, 1024}}) {
+      const SaveFolder& folder = trial.folder();
+      const std::string tag = std::to_string(from) + "-" + std::to_string(to);
+      Session& session = trial.start(lin({{"p", {70}}}), with_scale(from));
+      session.micro_batch(pull(trial.shared(4)));
+      session.engine().save_checkpoint(folder, tag, {.include_window = true});
+      Session& loaded = trial.start(lin({{"p", {70}}}), with_scale(to));
+      EXPECT_TRUE(loaded.engine().load_checkpoint(folder, tag).window);
+      loaded.expect_grad("p", 1, 0);
+      StepReport report;
+      for (int i = 0; i < 3; ++i) report = loaded.micro_batch(pull(0));
+      EXPECT_TRUE(report.applied);
+      EXPECT_NEAR(report.grad_norm, std::sqrt(70.0), 1e-5) << tag;
+    }
+  });
+}
+
 TEST(Load, ListsWhatDoesNotFit) {
   everywhere([](Trial& trial) {
     const std::vector<Named> saved{{"same.p", {70}, 1}, {"other_shape.p", {6}, 2}, {"only_there.p", {3}, 3}};
@@ -281,7 +306,7 @@ TEST(Save, RefusesWhatCannotBeMeant) {
     Session& session = trial.start(lin(4, 1));
     Engine& engine = session.engine();
     const SaveFolder& folder = trial.folder();
-    for (const std::string tag : {"latest", "../up", "a/b", ".hidden"})
+    for (const std::string tag : {"latest", "../up", "a/b", ".hidden", "best ", " "})
       errors.expect<UseError>("tag " + tag, {"not a tag", tag}, [&] { engine.save_checkpoint(folder, tag); });
     errors.expect<UseError>("keep_last", {"keep_last", "-1"},
                             [&] { engine.save_checkpoint(folder, "", {.keep_last = -1}); });
@@ -298,6 +323,10 @@ TEST(Save, RefusesWhatCannotBeMeant) {
     EXPECT_TRUE(folder.names().empty());
     session.window({pull(trial.shared(1))});
     session.expect_value("p", .95);
+    if (trial.rank() == 0) std::filesystem::create_directories(folder / "mine");
+    errors.expect<IoError>("in the way in " + folder.path().string(), {"no checkpoint, and stays", "mine"},
+                           [&] { engine.save_checkpoint(folder, "mine"); });
+    EXPECT_EQ(folder.names(), std::vector<std::string>{"mine"});
   });
 }
 

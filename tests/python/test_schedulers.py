@@ -151,12 +151,15 @@ def test_client_state_comes_back_as_it_was(tmp_path):
     engine, *_ = start(Net(), lr_scheduler=SCHEDULES["multi_step"])
     state = {
         "best": float("inf"),
-        "seen": {3: [1, 2], "x": None},
+        "seen": {3: [1, 2], "x": None, ((1, 2), 3): 4},
+        "bits": [2**100 + 1, -(2**64), 2**64 - 1, True],
         "lr_scheduler": "mine",
         "__ballast__": {"value": 1.5},
     }
     engine.save_checkpoint(tmp_path, client_state=state)
     assert engine.load_checkpoint(tmp_path)[1] == state
+    (tmp_path / "global_step0").rename(tmp_path / "kept")
+    assert engine.load_checkpoint(tmp_path, "kept") == (str(tmp_path / "kept"), state)
     for wrong, words in (([1], "is a dict"), ({"x": {1}}, "isn't JSON"), ({"ballast.lr_scheduler": 1}, "rename")):
         with pytest.raises(ballast.UseError, match=words):
             engine.save_checkpoint(tmp_path, client_state=wrong)
