@@ -35,6 +35,7 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module_in, const Config& c
     : config(checked(config_in)),
       world(std::move(world_in)),
       module(std::move(module_in)),
+      unsaved_buffers(options.unsaved_buffers),
       ledger(Ledger::create()),
       batch(resolve_batch(config, world.size())),
       policies(make_policies(config, world.size())),

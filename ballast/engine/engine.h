@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,8 @@ struct EngineOptions {
   /// asked for those of one unit after the other (by dotted names; each in its shape, on any device), and the engine
   /// keeps none of the tensors.
   std::function<std::vector<at::Tensor>(const std::vector<std::string>& names)> materialize = nullptr;
+  /// Buffers by dotted name that checkpoints leave out: what the model computes by itself (Python's persistent=False).
+  std::set<std::string> unsaved_buffers = {};
 };
 
 enum class StateKind : std::uint8_t { kParameters, kGradients, kOptimizer };

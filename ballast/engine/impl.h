@@ -127,6 +127,7 @@ struct Engine::Impl {
   Config config;
   World world;
   std::shared_ptr<torch::nn::Module> module;
+  const std::set<std::string> unsaved_buffers;
   ModuleClaim claim;
   std::shared_ptr<Ledger> ledger;
   BatchShape batch;

@@ -76,7 +76,7 @@ const char* name_of(Window::Scaling scaling) {
 NamedTensors Engine::Impl::buffers() const {
   NamedTensors all;
   for (const auto& item : module->named_buffers())
-    if (item.value().defined()) all.emplace_back(item.key(), item.value());
+    if (item.value().defined() && !unsaved_buffers.contains(item.key())) all.emplace_back(item.key(), item.value());
   for (const auto& item : module->named_parameters())  // frozen ones that the engine leaves as they are
     if (item.value().defined() && !is_sharded_type(item.value().scalar_type()))
       all.emplace_back(item.key(), item.value());

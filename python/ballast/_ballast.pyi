@@ -77,5 +77,12 @@ def move_to_meta(tensor: torch.Tensor) -> None: ...
 class Engine:
     """ballast::Engine; ballast.Engine is what programs use."""
 
-    def __init__(self, module: torch.nn.Module, config: str, world: World, materialize: object = None) -> None: ...
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        config: str,
+        world: World,
+        materialize: object = None,
+        unsaved_buffers: list[str] = [],
+    ) -> None: ...
     def __getattr__(self, name: str) -> Any: ...  # calls of the C++ engine, which ballast.Engine makes

@@ -28,6 +28,15 @@ def _end_all() -> None:
         engine._core.abandon()
 
 
+def _not_persistent(model) -> list[str]:
+    """Buffers that a state_dict leaves out too."""
+    return [
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules(remove_duplicate=False)
+        for name in module._non_persistent_buffers_set
+    ]
+
+
 class Engine:
     """Trains a module with its states sharded over the ranks and placed as the configuration says.
 
@@ -40,7 +49,9 @@ class Engine:
     def __init__(self, model, settings: dict, world, client, names: dict[torch.Tensor, str]):
         self.module: torch.nn.Module = model
         self.world = world
-        self._core = _ballast.Engine(model, json.dumps(settings), world, materialize.by_name(model))
+        self._core = _ballast.Engine(
+            model, json.dumps(settings), world, materialize.by_name(model), _not_persistent(model)
+        )
         _living.add(self)
         self._names = names
         self._known = frozenset(map(id, names))  # which _names keeps alive

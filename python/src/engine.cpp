@@ -17,17 +17,21 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-// Of a callable that gives tensors for names. It is called by a thread that doesn't hold the interpreter's lock.
-EngineOptions engine_options(const py::object& materialize) {
-  if (materialize.is_none()) return {};
-  return {.materialize = [materialize](const Names& names) {
+// materialize: a callable that gives tensors for names. It is called by a thread that doesn't hold the interpreter's
+// lock.
+EngineOptions engine_options(const py::object& materialize, const Names& unsaved_buffers) {
+  EngineOptions options;
+  options.unsaved_buffers = {unsaved_buffers.begin(), unsaved_buffers.end()};
+  if (materialize.is_none()) return options;
+  options.materialize = [materialize](const Names& names) {
     const py::gil_scoped_acquire lock;
     try {
       return py::cast<std::vector<at::Tensor>>(materialize(names));
     } catch (const py::error_already_set& error) {  // it must reach the other ranks, as one of the library's
       throw UseError("engine.materialize", py::cast<std::string>(py::str(error.value())));
     }
-  }};
+  };
+  return options;
 }
 
 // An engine that Python's garbage collection ends, whenever that is on each rank, must wait for nobody.
@@ -41,9 +45,9 @@ struct Abandon {
 using HeldEngine = std::unique_ptr<Engine, Abandon>;
 
 HeldEngine make_engine(const py::object& module, const std::string& config, const World& world,
-                       const py::object& materialize) {
+                       const py::object& materialize, const Names& unsaved_buffers) {
   const auto mirrored = mirror(module);
-  const EngineOptions options = engine_options(materialize);
+  const EngineOptions options = engine_options(materialize, unsaved_buffers);
   return without_lock([&] { return HeldEngine(new Engine(mirrored, Config::from_string(config), world, options)); });
 }
 
@@ -138,7 +142,7 @@ void bind_engine(py::module_& module) {
   const py::arg name("name"), value("value"), key("key");
   py::class_<Engine, HeldEngine>(module, "Engine", "ballast::Engine; ballast.Engine is what programs use.")
       .def(py::init(&make_engine), py::arg("module"), py::arg("config"), py::arg("world"),
-           py::arg("materialize") = py::none())
+           py::arg("materialize") = py::none(), py::arg("unsaved_buffers") = Names())
       .def(
           "backward",
           [](Engine& engine, const at::Tensor& loss, std::optional<double> weight, bool scale_wrt_gas,

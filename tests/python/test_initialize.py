@@ -403,6 +403,25 @@ def test_what_the_engine_leaves_alone_is_whole_everywhere(tmp_path):
         engine.save_16bit_model(tmp_path, "model.safetensors")
 
 
+def test_buffers_that_a_state_dict_leaves_out(tmp_path):
+    class Cached(Net):
+        def __init__(self, cache):
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(2))
+            if cache is not None:
+                self.blocks[0].register_buffer("cache", cache, persistent=False)
+
+    first, *_ = start(model := Cached(torch.full((3,), 7.0)), 3)
+    model.seen += 1
+    first.save_checkpoint(tmp_path)
+    for cache in (torch.full((5,), 2j), None):
+        engine, *_ = start(model := Cached(cache), 3)
+        engine.load_checkpoint(tmp_path)
+        assert model.seen.tolist() == [1, 1]
+        assert cache is None or model.blocks[0].cache.tolist() == [2j] * 5
+        engine.save_checkpoint(tmp_path, "again")
+
+
 def test_the_backend_of_a_group_of_several():
     from ballast.distributed import _backend_of
 
