@@ -1,7 +1,6 @@
 """What initialize() takes over: optimizers, groups, configurations, data; against torch.optim."""
 
 import argparse
-import importlib.util
 import json
 
 import pytest
@@ -381,47 +380,6 @@ def test_an_engine_that_has_ended_leaves_the_next_one_alone():
     assert torch.equal(masters(second)["unused"], torch.zeros(3))
 
 
-def test_what_the_engine_leaves_alone_is_whole_everywhere(tmp_path):
-    class Odd(Net):
-        def __init__(self):
-            super().__init__()
-            self.order = torch.nn.Parameter(torch.arange(3), requires_grad=False)
-
-        def get_extra_state(self):
-            return {"words": ["any"]}
-
-        def set_extra_state(self, state):
-            pass
-
-    engine, *_ = start(model := Odd(), 3)
-    with ballast.zero.GatheredParameters(list(model.parameters())):
-        assert model.order.tolist() == [0, 1, 2]
-    engine.save_16bit_model(tmp_path)
-    got = torch.load(tmp_path / "pytorch_model.bin")
-    assert torch.equal(got["order"], torch.arange(3)) and got["_extra_state"] == {"words": ["any"]}
-    with pytest.raises(ballast.UseError, match="_extra_state is a dict"):
-        engine.save_16bit_model(tmp_path, "model.safetensors")
-
-
-def test_buffers_that_a_state_dict_leaves_out(tmp_path):
-    class Cached(Net):
-        def __init__(self, cache):
-            super().__init__()
-            self.register_buffer("seen", torch.zeros(2))
-            if cache is not None:
-                self.blocks[0].register_buffer("cache", cache, persistent=False)
-
-    first, *_ = start(model := Cached(torch.full((3,), 7.0)), 3)
-    model.seen += 1
-    first.save_checkpoint(tmp_path)
-    for cache in (torch.full((5,), 2j), None):
-        engine, *_ = start(model := Cached(cache), 3)
-        engine.load_checkpoint(tmp_path)
-        assert model.seen.tolist() == [1, 1]
-        assert cache is None or model.blocks[0].cache.tolist() == [2j] * 5
-        engine.save_checkpoint(tmp_path, "again")
-
-
 def test_the_backend_of_a_group_of_several():
     from ballast.distributed import _backend_of
 
@@ -483,36 +441,3 @@ def test_the_engine_reports_what_it_did():
     engine.destroy()
     with pytest.raises(ballast.UseError, match="has ended"):
         engine.step()
-
-
-def _save_whole(rank, folder):
-    engine, *_ = start(model := Net(), 3, OPTIMIZERS["adamw"](model.parameters()), more={"bf16": {"enabled": True}})
-    train_engine(engine, [1], rank)
-    engine.save_16bit_model(folder)
-    engine.save_16bit_model(folder, "model.safetensors")
-    return {name: value.bfloat16() for name, value in masters(engine).items()}
-
-
-def test_without_safetensors_another_format_is_named(tmp_path, monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: find("no_" + name if name == "safetensors" else name, *rest)
-    )
-    engine, *_ = start(Net(), 3)
-    with pytest.raises(ballast.UseError, match="pip install safetensors"):
-        engine.save_16bit_model(tmp_path, "model.safetensors")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_save_16bit_model(tmp_path):
-    want = run(2, _save_whole, str(tmp_path))[0]
-    want["head.weight"] = want["embed.weight"]
-    got = torch.load(tmp_path / "pytorch_model.bin")
-    assert got.keys() == want.keys()
-    for name in want:
-        assert torch.equal(got[name], want[name].reshape(got[name].shape)), name
-    assert got["head.weight"].data_ptr() == got["embed.weight"].data_ptr()
-    Net().bfloat16().load_state_dict(got)
-    load_file = pytest.importorskip("safetensors.torch").load_file
-    for name, value in load_file(tmp_path / "model.safetensors").items():
-        assert torch.equal(value, want[name]), name
