@@ -23,7 +23,9 @@ namespace {
 
 constexpr int kDepthOfClientState = 60;  // a manifest around it is a little deeper
 
-void check_request(const std::string& tag, const SaveOptions& options, bool broken_window) {
+void check_request(const std::filesystem::path& folder, const std::string& tag, const SaveOptions& options,
+                   bool broken_window) {
+  if (folder.empty()) throw UseError("engine.save_checkpoint", "the folder has no name (\".\" is the working folder)");
   constexpr const char* kBlanks = " \t\r\n";
   if (!ckpt::is_plain_name(tag) || tag == "latest" || tag.find_last_not_of(kBlanks) + 1 != tag.size())
     throw UseError(
@@ -209,14 +211,14 @@ void Engine::save_checkpoint(const std::filesystem::path& folder, const std::str
     engine.refuse_lost_writes_anywhere(units);
   });
   const std::string tag = tag_in.empty() ? "global_step" + std::to_string(engine.counters.global_steps) : tag_in;
-  together(*engine.rounds, [&] { check_request(tag, options, engine.window.broken()); });
+  together(*engine.rounds, [&] { check_request(folder, tag, options, engine.window.broken()); });
   engine.final_on_error([&] {
     check_same_request(*engine.rounds, "engine.save_checkpoint",
                        tag + "|" + std::to_string(options.include_window) + std::to_string(options.asynchronous) +
                            std::to_string(options.keep_last));
   });
   // An asynchronous save may outlast the working folder.
-  engine.save(folder.is_absolute() ? folder : std::filesystem::absolute(folder), tag, options, agreed);
+  engine.save(std::filesystem::absolute(folder), tag, options, agreed);
 }
 
 void Engine::Impl::save(const std::filesystem::path& folder, const std::string& tag, const SaveOptions& options,

@@ -308,6 +308,7 @@ TEST(Save, RefusesWhatCannotBeMeant) {
     const SaveFolder& folder = trial.folder();
     for (const std::string tag : {"latest", "../up", "a/b", ".hidden", "best ", " "})
       errors.expect<UseError>("tag " + tag, {"not a tag", tag}, [&] { engine.save_checkpoint(folder, tag); });
+    errors.expect<UseError>("folder", {"the folder has no name"}, [&] { engine.save_checkpoint("", "tag"); });
     errors.expect<UseError>("keep_last", {"keep_last", "-1"},
                             [&] { engine.save_checkpoint(folder, "", {.keep_last = -1}); });
     errors.expect<UseError>("state", {"client_state"},
