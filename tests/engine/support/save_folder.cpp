@@ -12,23 +12,27 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Ranks that are processes have one launcher and make their folders in the same order.
-fs::path next() {
-  static int made = 0;
+bool ranks_are_processes() {
   const char* size = std::getenv("WORLD_SIZE");
-  const bool processes = size != nullptr && std::string(size) != "1";
+  return size != nullptr && std::string(size) != "1";
+}
+
+// Ranks that are processes have one launcher and make their folders in the same order.
+fs::path next(bool shared) {
+  static int made = 0;
   const fs::path base = ::access("/dev/shm", W_OK) == 0 ? fs::path("/dev/shm") : fs::temp_directory_path();
-  return base /
-         ("ballast-save-test-" + std::to_string(processes ? getppid() : getpid()) + "-" + std::to_string(made++));
+  return base / ("ballast-save-test-" + std::to_string(shared ? getppid() : getpid()) + "-" + std::to_string(made++));
 }
 
 }  // namespace
 
-SaveFolder::SaveFolder() : path_(next()) { fs::create_directories(path_); }
+SaveFolder::SaveFolder(int ranks) : shared_(ranks != 1 && ranks_are_processes()), path_(next(shared_)) {
+  fs::create_directories(path_);
+}
 
 SaveFolder::~SaveFolder() {
   const char* rank = std::getenv("RANK");
-  if (rank == nullptr || std::string(rank) == "0") remove_tree(path_);
+  if (!shared_ || rank == nullptr || std::string(rank) == "0") remove_tree(path_);
 }
 
 std::vector<std::string> SaveFolder::names(const std::string& below) const {

@@ -7,10 +7,11 @@
 namespace ballast::testing {
 
 /// A place for one test's checkpoints, in memory where the system has such a place (a thousand saves that each wait for
-/// a disk take minutes); removed at the end. Where ranks are processes it is one for all of them.
+/// a disk take minutes); removed at the end. Where ranks are processes it is one for all of them, but for worlds of one
+/// rank (`ranks` 1), which each process has for itself.
 class SaveFolder {
  public:
-  SaveFolder();
+  explicit SaveFolder(int ranks = 0);
   ~SaveFolder();
   SaveFolder(const SaveFolder&) = delete;
   SaveFolder& operator=(const SaveFolder&) = delete;
@@ -21,6 +22,7 @@ class SaveFolder {
   std::vector<std::string> names(const std::string& below = "") const;
 
  private:
+  bool shared_;
   std::filesystem::path path_;
 };
 

@@ -100,7 +100,7 @@ void Trial::finish() {
 
 void run_trial(int ranks, const Cell& cell, const std::function<void(Trial&)>& body) {
   Board board(ranks);
-  const SaveFolder folder;
+  const SaveFolder folder(ranks);
   run_ranks(
       ranks,
       [&](const World& world) {

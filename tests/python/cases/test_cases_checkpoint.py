@@ -10,6 +10,7 @@ import tempfile
 import torch
 import torch.distributed as dist
 from case import case
+from device import DEVICE
 from expect import ScalarAdam, bit_equal, error_of, expect_equal, expect_near, expect_reason, expect_same
 from models import lin
 
@@ -117,7 +118,10 @@ def _moments_come_back(trial):
     else:
         session.engine.load_checkpoint(trial.save)
     session.expect_state("exp_avg", 0.1 * (0.81 * 1 + 0.9 * 2 + 4))
-    session.expect_state("exp_avg_sq", 0.001 * (0.999**2 * 1 + 0.999 * 4 + 16), tolerance=1e-7)
+    # torch's fused kernel for CUDA rounds beta2 to fp32 before it takes 1 - beta2: 1.3e-5 of the moment.
+    rounds = DEVICE != "cpu" and trial.cell.placement == "device"
+    beta2 = torch.tensor(0.999, dtype=torch.float32).item() if rounds else 0.999
+    session.expect_state("exp_avg_sq", (1 - beta2) * (beta2**2 * 1 + beta2 * 4 + 16), tolerance=1e-7)
     session.expect_state("step", 3, tolerance=0)
     if trial.life == 1:
         session.window(trial.shared(-8))
