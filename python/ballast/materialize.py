@@ -75,7 +75,7 @@ class Init:
     __dlpack__() inside give a copy; what else reads memory past PyTorch's operators there (pickle) sees no values.
 
     dtype: of floating-point parameters, like torch.set_default_dtype. min_numel: tensors of at most this many elements
-    are made at once, and real. enabled: False does nothing. config, config_dict_or_path: as in DeepSpeed; only checked.
+    are made at once, and real. Where PyTorch's default device is a GPU, it is the CPU inside. enabled: False does nothing. config, config_dict_or_path: as in DeepSpeed; only checked.
     Inside another Init() only dtype counts.
     """
 
@@ -129,6 +129,11 @@ class Init:
         recorder = Recorder(self._record, self._min_numel)
         recorder.__enter__()
         self._undo.append(lambda: recorder.__exit__(None, None, None))
+        if torch.get_default_device().type not in ("cpu", "meta"):
+            # Somebody's default for what runs on the GPU; the model goes there shard by shard, by the engine.
+            cpu = torch.device("cpu")
+            cpu.__enter__()
+            self._undo.append(lambda: cpu.__exit__(None, None, None))
         reads = RawReads(self._record)
         reads.__enter__()
         self._undo.append(lambda: reads.__exit__(None, None, None))

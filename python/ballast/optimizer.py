@@ -77,8 +77,9 @@ def states_of(optimizer: torch.optim.Optimizer | None):
     """(parameter, key, value) of what an optimizer that has run has kept."""
     for parameter, state in optimizer.state.items() if optimizer is not None else ():
         for key in ("exp_avg", "exp_avg_sq", "momentum_buffer", "step"):
-            if state.get(key) is not None:
-                yield parameter, key, torch.as_tensor(state[key], dtype=torch.float32)
+            if (value := state.get(key)) is not None:
+                device = getattr(value, "device", "cpu")  # numbers too where a GPU is PyTorch's default device
+                yield parameter, key, torch.as_tensor(value, dtype=torch.float32, device=device)
 
 
 class Optimizer(torch.optim.Optimizer):

@@ -87,7 +87,7 @@ class Record:
         """Storages that somebody beside this record still holds (buffers, other attributes) get their values."""
         for key, (storage, elements, dtype) in self.storages.items():
             if torch._C._storage_Use_Count(key) > 1:
-                whole = torch.empty(0, dtype=dtype).set_(storage)
+                whole = torch.empty(0, dtype=dtype, device=storage.device).set_(storage)
                 whole.copy_(self.values([Part(key, (elements,), (1,), 0)])[0])
         self.storages = {key: (None, elements, dtype) for key, (_, elements, dtype) in self.storages.items()}
 
@@ -177,7 +177,10 @@ class Recorder(TorchDispatchMode):
         if not isinstance(made, torch.Tensor) or made.numel() <= self.min_numel:
             return False
         if device.type != "cpu":
-            raise UseError(f"[zero.Init] initial values are made on the CPU (a tensor is made on {device})")
+            raise UseError(
+                f"[zero.Init] initial values are made on the CPU (a tensor is made on {device}; name no device inside "
+                "Init(), or the CPU: the engine moves the model)"
+            )
         return True
 
     def _now(self, function, args, kwargs, known):
@@ -250,7 +253,7 @@ def _pages(elements: int, dtype: torch.dtype) -> torch.Tensor:
     """A flat CPU tensor of pages of its own: they cost nothing until somebody touches them, and go back to the system with
     the tensor. (malloc would hand out pages that others have touched, and keep what is freed among what isn't.)"""
     if elements == 0:
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device="cpu")
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     return torch.frombuffer(mmap.mmap(-1, elements * dtype.itemsize, flags=flags), dtype=dtype)
 

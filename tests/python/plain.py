@@ -3,7 +3,7 @@
 import json
 
 import torch
-from device import seeded
+from device import DEVICE, seeded
 
 import ballast
 
@@ -44,7 +44,7 @@ class Net(torch.nn.Module):
 
 
 def tokens(step, number, rank=0, size=4):
-    return torch.randint(11, (size, 6), generator=seeded(1000 * step + 10 * number + rank))
+    return torch.randint(11, (size, 6), generator=seeded(1000 * step + 10 * number + rank), device=DEVICE)
 
 
 def loss_of(model, batch):

@@ -56,7 +56,9 @@ def batch(step, number, rank, family):
 
 
 def plain(family, world):
-    model = build(family)
+    with torch.device("cpu"):
+        model = build(family)
+    model.to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=0.01, weight_decay=0.1)
     losses = []
     for step, length in enumerate(WINDOWS):

@@ -155,6 +155,7 @@ def test_ranks_from_the_environment(tmp_path):
                 [sys.executable, "-c", program, folder, how],
                 env={
                     **os.environ,
+                    "BALLAST_TEST_DEVICE": "cpu",
                     "RANK": str(rank),
                     "LOCAL_RANK": str(rank),
                     "WORLD_SIZE": "2",
@@ -191,7 +192,8 @@ def test_one_rank_without_a_launcher():
 def _loader_on_a_rank(rank):
     data = torch.utils.data.TensorDataset(torch.arange(24))
     engine, _, loader, _ = start(Net(), training_data=data, more={"train_micro_batch_size_per_gpu": 3})
-    return sorted(int(x) for (batch,) in loader for x in batch)
+    with torch.device("cpu"):  # where DistributedSampler has its generator
+        return sorted(int(x) for (batch,) in loader for x in batch)
 
 
 def test_training_data_is_shared_out():

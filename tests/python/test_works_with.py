@@ -275,17 +275,36 @@ def test_parameters_that_are_frozen_or_known_by_another_name_may_come_late():
 @pytest.mark.parametrize("stage, placement", [(0, "device"), (2, "host"), (3, "device"), (3, "host")])
 def test_parameters_in_shared_memory(stage, placement):
     """As torch.multiprocessing asks. Where they are away too, when PyTorch's own answer would end the process."""
-    shared = DEVICE.startswith("cuda")  # where all tensors count as shared
     engine = start(model := Net(), stage, placement)
     engine.backward(loss_of(engine, tokens(0, 0)))
     engine.step()
     for parameter in model.parameters():
-        assert parameter.is_shared() == parameter.untyped_storage().is_shared() == shared
+        # Whatever lies on a GPU counts as shared.
+        assert parameter.is_shared() == parameter.untyped_storage().is_shared() == parameter.is_cuda
     engine.destroy()
-    assert model.unused.is_shared() == shared
-    other = torch.ones(3)
+    assert model.unused.is_shared() == model.unused.is_cuda
+    other = torch.ones(3, device="cpu")
     assert not other.is_shared()
     assert other.share_memory_().is_shared()
+
+
+@pytest.mark.parametrize("stage, placement", [(0, "device"), (2, "host"), (3, "nvme")])
+def test_a_default_device_is_the_callers_alone(stage, placement, tmp_path):
+    """What the engine makes for itself lies where it says; on the meta device it would have no values."""
+    want = plainly(Net(), [2])
+    with torch.device("cpu"):
+        model, batches = Net(), [tokens(0, number) for number in range(2)]
+        client = torch.optim.SGD(model.parameters(), lr=SGD["params"]["lr"])
+    with torch.device("meta"):
+        config = settings(stage, placement, tmp_path)
+        engine = ballast.initialize(model=model, optimizer=client, config=config, device=DEVICE)[0]
+        for batch in batches:
+            engine.backward(loss_of(engine, batch.to(DEVICE)) / 2)
+        engine.step()
+        engine.save_checkpoint(tmp_path / "saved")
+        engine.load_checkpoint(tmp_path / "saved")
+        got = masters(engine)
+    assert_close(got, want)
 
 
 @pytest.mark.parametrize("stage", [0, 3])
@@ -299,12 +318,11 @@ def test_a_model_in_channels_last(stage):
     x = torch.randn(2, 4, 5, 5, generator=seeded(1)).to(memory_format=torch.channels_last)
     plain, model = make(), make()
     engine = start(model, stage)
-    x = x.to(DEVICE)
     out = engine(x)
     assert model.weight.is_contiguous() and out.is_contiguous(memory_format=torch.channels_last)
     engine.backward(out.square().mean())
     engine.step()
-    plain(x.cpu()).square().mean().backward()
+    plain(x).square().mean().backward()
     torch.optim.SGD(plain.parameters(), lr=0.1).step()
     assert_close(masters(engine), dict(plain.named_parameters()))
 

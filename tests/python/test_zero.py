@@ -61,17 +61,18 @@ def _described(rank, stage, min_numel):
         model = Varied()
     for name, parameter in model.named_parameters():
         assert parameter.is_meta == (parameter.numel() > min_numel), name
-    after = torch.rand(4)
-    ordinary = Varied()
-    assert model.list[0].tolist() == ordinary.list[0].tolist()
-    assert torch.equal(after, torch.rand(4)), "the generator is where an ordinary construction leaves it"
+    with torch.device("cpu"):
+        after = torch.rand(4)
+        ordinary = Varied()
+        assert model.list[0].tolist() == ordinary.list[0].tolist()
+        assert torch.equal(after, torch.rand(4)), "the generator is where an ordinary construction leaves it"
     assert model.drop == ordinary.drop
     engine, *_ = ballast.initialize(model=model, config=settings(stage), device=DEVICE)
     got = masters(engine)
     for name, value in ordinary.named_parameters():
-        assert torch.equal(got[name], value), name
+        assert torch.equal(got[name].cpu(), value), name
     for (name, got), value in zip(model.named_buffers(), ordinary.buffers()):
-        assert torch.equal(got, value), name
+        assert torch.equal(got.cpu(), value), name
     assert model.head.weight is model.embed.weight
 
 
@@ -158,6 +159,15 @@ print(json.dumps([built - before, peak() - before]))
     assert built < 16 and trained < 128, said.stdout
 
 
+def test_a_gpu_as_the_default_device():
+    """It isn't where a described model is made, and needn't even be there."""
+    with torch.device("cuda"), ballast.zero.Init(min_numel=4):
+        model = torch.nn.Linear(3, 3)
+    assert model.weight.is_meta and model.bias.device.type == "cpu"
+    with ballast.zero.Init(min_numel=4), pytest.raises(ballast.UseError, match="made on cuda; name no device"):
+        torch.nn.Linear(3, 3, device="cuda")
+
+
 def test_a_change_after_init_is_an_error():
     with ballast.zero.Init(min_numel=0):
         model = Net()
@@ -239,7 +249,8 @@ def test_parameters_are_read_and_written_whole(stage):
 def both(make, change=lambda model: None):
     """Values by an ordinary construction, and by Init() and an engine; change: what happens to the model in between."""
     torch.manual_seed(5)
-    ordinary = make()
+    with torch.device("cpu"):
+        ordinary = make()
     torch.manual_seed(5)
     with ballast.zero.Init(min_numel=4):
         model = make()
