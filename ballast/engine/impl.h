@@ -107,7 +107,6 @@ struct Engine::Impl {
   ckpt::Manifest describe_run(const std::string& tag, const SaveOptions& options) const;
   void save(const std::filesystem::path& folder, const std::string& tag, const SaveOptions& options,
             const Agreed& agreed);
-  at::Tensor memory_for_states() const;
   void produce(const SavePlan& plan, bool with_gradients, const SaveJob::Sink& sink);
   void write_now(const SavePlan& plan, bool with_gradients, SaveJob& job);
   void start_save(const SavePlan& plan, bool with_gradients, std::unique_ptr<SaveJob>& job);

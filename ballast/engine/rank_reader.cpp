@@ -114,7 +114,7 @@ void RankReader::copy_current(const Unit& unit, const SpareStates& part) {
     params_.with_owned(unit.id, ShardHome::Access::kRead, [&](const at::Tensor& now) { part.memory.copy_(now); });
     return;
   }
-  for (const StateRun& now : optimizer_.read_all(unit.id, part.range))
+  for (const StateRun& now : optimizer_.read_all(unit.id, part.range).get())
     for (int a = part.first; a < part.first + part.arrays; ++a)
       part.array(a)
           .narrow(0, now.range.begin - part.range.begin, now.range.size())

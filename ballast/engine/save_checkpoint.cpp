@@ -4,6 +4,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -69,6 +70,48 @@ class Guarded {
   std::exception_ptr error_;
 };
 
+// The states of the trainable units, part by part. Those on disk are copied, the next part while the one before it is
+// written: two parts take turns in memory that is there, since new memory would take longer to get than the copy.
+class StatesInTurn {
+ public:
+  StatesInTurn(OptimizerStates& optimizer, Tier tier) : optimizer_(optimizer), copies_(tier == Tier::kNvme) {}
+
+  /// A part that take() will give, behind those before.
+  void add(int unit, Range flat) {
+    const std::int64_t begin = optimizer_.kept_range(unit).begin;
+    parts_.push_back({unit, {flat.begin - begin, flat.end - begin}});
+  }
+  /// Of the first call and the next: by flat elements of the unit.
+  std::vector<StateRun> take() {
+    if (begun_ == 0) begin();
+    std::vector<StateRun> runs = next_.get();
+    const std::int64_t shift = optimizer_.kept_range(parts_[begun_ - 1].unit).begin;
+    for (StateRun& run : runs) run.range = {run.range.begin + shift, run.range.end + shift};
+    if (begun_ < parts_.size()) begin();
+    return runs;
+  }
+
+ private:
+  void begin() {
+    const StateChunk& part = parts_[begun_];
+    at::Tensor& memory = memory_[begun_++ % 2];
+    const std::int64_t floats = part.range.size() * (1 + static_cast<std::int64_t>(optimizer_.keys().size()));
+    if (copies_ && (!memory.defined() || memory.numel() < floats)) {
+      memory.reset();
+      memory = tiers::HostArena(tiers::HostArena::bytes_of(floats, at::kFloat), false, c10::kCPU)
+                   .allocate(floats, at::kFloat);
+    }
+    next_ = optimizer_.read_all(part.unit, part.range, memory);
+  }
+
+  OptimizerStates& optimizer_;
+  const bool copies_;
+  std::vector<StateChunk> parts_;
+  std::size_t begun_ = 0;
+  std::array<at::Tensor, 2> memory_;
+  StateRead next_;
+};
+
 const char* name_of(Window::Scaling scaling) {
   return scaling == Window::Scaling::kWeighted ? "weighted" : scaling == Window::Scaling::kSum ? "sum" : "mean";
 }
@@ -130,18 +173,6 @@ ckpt::Manifest Engine::Impl::describe_run(const std::string& tag, const SaveOpti
   return manifest;
 }
 
-// For the copies of one unit's states from disk after the other: memory that is new for each takes longer to get than
-// the copy.
-at::Tensor Engine::Impl::memory_for_states() const {
-  if (policies.optimizer.tier != Tier::kNvme) return {};
-  std::int64_t most = 0;
-  for (const Unit& unit : layout.units) most = std::max(most, unit.trainable ? unit.shard : 0);
-  const std::int64_t floats = most * (1 + static_cast<std::int64_t>(optimizer->keys().size()));
-  if (floats == 0) return {};
-  return tiers::HostArena(tiers::HostArena::bytes_of(floats, at::kFloat), false, c10::kCPU)
-      .allocate(floats, at::kFloat);
-}
-
 // This rank's tensors, in the order of its file. Collective where a window is kept: then every rank gets to the end,
 // whatever becomes of its own data.
 void Engine::Impl::produce(const SavePlan& plan, bool with_gradients, const SaveJob::Sink& sink) {
@@ -149,41 +180,42 @@ void Engine::Impl::produce(const SavePlan& plan, bool with_gradients, const Save
   const int rank = world.rank();
   // The key behind them is that of the gradient.
   const auto states_of = [&](const Unit& unit) { return unit.trainable ? 1 + optimizer->keys().size() : 1; };
-  at::Tensor memory;
-  guarded([&] { memory = memory_for_states(); });
+  StatesInTurn states(*optimizer, policies.optimizer.tier);
+  for (const Unit& unit : layout.units)
+    for (const SavedPart& part : plan.parts(unit, rank))
+      if (unit.trainable) states.add(unit.id, part.flat);
   for (const Unit& unit : layout.units) {
-    const std::vector<SavedPiece> pieces = plan.pieces(unit, rank);
     const Range shard = unit.shard_of(rank);
-    std::vector<StateRun> runs;
+    at::Tensor frozen, sum;  // [shard]
     guarded([&] {
-      const Range kept = unit.trainable ? optimizer->kept_range(unit.id) : params->owned_range(unit.id);
-      const Range part{shard.begin - kept.begin, shard.end - kept.begin};
-      if (unit.trainable)
-        runs = optimizer->read_all(unit.id, part, memory);
-      else
-        params->with_owned(unit.id, ShardHome::Access::kRead, [&](const at::Tensor& owned) {
-          runs = {{part,
-                   {owned.narrow(0, part.begin, part.size()).to(at::kCPU, unit.compute_dtype, false, /*copy=*/true)}}};
-        });
-      for (StateRun& run : runs) run.range = {run.range.begin + kept.begin, run.range.end + kept.begin};
+      if (unit.trainable) return;
+      params->with_owned(unit.id, ShardHome::Access::kRead, [&](const at::Tensor& owned) {
+        frozen = owned.narrow(0, shard.begin - params->owned_range(unit.id).begin, shard.size())
+                     .to(at::kCPU, unit.compute_dtype, false, /*copy=*/true);
+      });
     });
-    at::Tensor sum;  // [shard]
     if (with_gradients && unit.trainable) {
       guarded.always([&] { sum = reducer->peek(unit.id); });
       if (sum.defined() && policies.grads.keep_whole_sum) sum = sum.narrow(0, shard.begin, shard.size());
     }
-    guarded([&] {
-      for (const SavedPiece& piece : pieces) {
-        if (piece.key == states_of(unit)) {
-          sink(sum.narrow(0, piece.flat.begin - shard.begin, piece.flat.size()));
-          continue;
+    for (const SavedPart& part : plan.parts(unit, rank))
+      guarded([&] {
+        std::vector<StateRun> runs;
+        if (unit.trainable)
+          runs = states.take();
+        else
+          runs = {{shard, {frozen}}};
+        for (const SavedPiece& piece : part.pieces) {
+          if (piece.key == states_of(unit)) {
+            sink(sum.narrow(0, piece.flat.begin - shard.begin, piece.flat.size()));
+            continue;
+          }
+          for (const StateRun& run : runs) {
+            const Range some = intersect(piece.flat, run.range);
+            if (!some.empty()) sink(run.arrays[piece.key].narrow(0, some.begin - run.range.begin, some.size()));
+          }
         }
-        for (const StateRun& run : runs) {
-          const Range part = intersect(piece.flat, run.range);
-          if (!part.empty()) sink(run.arrays[piece.key].narrow(0, part.begin - run.range.begin, part.size()));
-        }
-      }
-    });
+      });
   }
   guarded([&] {
     if (rank == 0)

@@ -9,8 +9,9 @@
 namespace ballast {
 namespace {
 
-// Of one tensor in a file: a rank that reads a part of it has to read all of it, for its checksum.
-constexpr std::int64_t kMostElements = std::int64_t{16} << 20;
+// Of one tensor in a file: a rank that reads a part of it has to read all of it, for its checksum. And of what a save
+// holds of states on disk; their chunks have as many elements unless sub_group_size says otherwise.
+constexpr std::int64_t kMostElements = std::int64_t{4} << 20;
 
 std::string buffer_name(const std::string& name) { return "buffer/" + name; }
 std::string generator_name(const std::string& name) { return "rng/" + name; }
@@ -25,31 +26,32 @@ SavePlan::SavePlan(const Layout& layout, SavedKeys keys, std::vector<bool> activ
       buffers_(std::move(buffers)),
       generators_(std::move(generators)) {}
 
-std::vector<SavedPiece> SavePlan::pieces(const Unit& unit, int rank) const {
-  std::vector<SavedPiece> pieces;
+std::vector<SavedPart> SavePlan::parts(const Unit& unit, int rank) const {
+  std::vector<SavedPart> parts;
   const Range shard = unit.shard_of(rank);
   const std::vector<std::string>& keys = keys_.of(unit);
-  for (std::size_t key = 0; key < keys.size(); ++key)
-    for (const Slot& slot : unit.slots) {
-      if (keys[key] == kGradientKey && !active_[static_cast<std::size_t>(slot.parameter)]) continue;
-      const Range part = intersect(shard, {slot.offset, slot.offset + slot.numel});
-      for (std::int64_t begin = part.begin; begin < part.end; begin += kMostElements) {
-        const Range flat{begin, std::min(begin + kMostElements, part.end)};
+  for (std::int64_t begin = shard.begin; begin < shard.end; begin += kMostElements) {
+    SavedPart& part = parts.emplace_back(SavedPart{{begin, std::min(begin + kMostElements, shard.end)}, {}});
+    for (std::size_t key = 0; key < keys.size(); ++key)
+      for (const Slot& slot : unit.slots) {
+        if (keys[key] == kGradientKey && !active_[static_cast<std::size_t>(slot.parameter)]) continue;
+        const Range flat = intersect(part.flat, {slot.offset, slot.offset + slot.numel});
+        if (flat.empty()) continue;
         const Range elements{flat.begin - slot.offset, flat.end - slot.offset};
         std::string name = keys[key] + "/" + layout_.parameters[static_cast<std::size_t>(slot.parameter)].name();
         if (elements.begin > 0) name += "@" + std::to_string(elements.begin);
-        pieces.push_back({slot.parameter, key, elements, flat, std::move(name)});
+        part.pieces.push_back({slot.parameter, key, elements, flat, std::move(name)});
       }
-    }
-  return pieces;
+  }
+  return parts;
 }
 
 std::vector<ckpt::TensorSpec> SavePlan::tensors(int rank) const {
   std::vector<ckpt::TensorSpec> tensors;
   for (const Unit& unit : layout_.units)
-    for (const SavedPiece& piece : pieces(unit, rank))
-      tensors.push_back(
-          {piece.name, unit.trainable ? c10::kFloat : unit.compute_dtype, {piece.elements.end - piece.elements.begin}});
+    for (const SavedPart& part : parts(unit, rank))
+      for (const SavedPiece& piece : part.pieces)
+        tensors.push_back({piece.name, unit.trainable ? c10::kFloat : unit.compute_dtype, {piece.elements.size()}});
   if (rank == 0)
     for (const auto& [name, value] : buffers_)
       tensors.push_back({buffer_name(name), value.scalar_type(), value.sizes().vec()});
@@ -81,9 +83,10 @@ void SavePlan::describe(ckpt::Manifest& manifest) const {
         if (key != kGradientKey || active_[static_cast<std::size_t>(slot.parameter)])
           manifest.parameters[first + static_cast<std::size_t>(slot.parameter)].states[key] = {};
     for (int rank = 0; rank < layout_.world; ++rank)
-      for (const SavedPiece& piece : pieces(unit, rank))
-        manifest.parameters[first + static_cast<std::size_t>(piece.parameter)].states[keys[piece.key]].push_back(
-            {ckpt::rank_file_name(rank, layout_.world), piece.name, piece.elements.begin, piece.elements.end, 0});
+      for (const SavedPart& part : parts(unit, rank))
+        for (const SavedPiece& piece : part.pieces)
+          manifest.parameters[first + static_cast<std::size_t>(piece.parameter)].states[keys[piece.key]].push_back(
+              {ckpt::rank_file_name(rank, layout_.world), piece.name, piece.elements.begin, piece.elements.end, 0});
   }
   for (const auto& [name, value] : buffers_) {
     ckpt::BufferRecord record{name, value.sizes().vec(), value.numel(), value.scalar_type(), {}};

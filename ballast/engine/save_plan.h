@@ -21,6 +21,13 @@ struct SavedPiece {
   std::string name;  // in the file
 };
 
+/// A run of a unit's elements of which one rank writes all arrays before those of the next run, so that it never has to
+/// hold more of them.
+struct SavedPart {
+  Range flat;                      // of the unit's buffer
+  std::vector<SavedPiece> pieces;  // array by array
+};
+
 /// Names of what is kept of a parameter, in the order in which a unit's arrays are written.
 struct SavedKeys {
   std::vector<std::string> trainable;  // "master", the optimizer's states, "gradient" where a window is kept
@@ -45,9 +52,9 @@ class SavePlan {
   const SavedKeys& keys() const { return keys_; }
   const NamedTensors& buffers() const { return buffers_; }
   const NamedTensors& generators() const { return generators_; }
-  /// What the rank writes of a unit, in order. UseError where two names fall together.
-  std::vector<SavedPiece> pieces(const Unit& unit, int rank) const;
-  /// The rank's file: pieces by unit, then buffers, then generators.
+  /// What the rank writes of a unit, in order.
+  std::vector<SavedPart> parts(const Unit& unit, int rank) const;
+  /// The rank's file: pieces by unit, then buffers, then generators. UseError where two names fall together.
   std::vector<ckpt::TensorSpec> tensors(int rank) const;
   /// Adds parameters, buffers and generators with their pieces, checksums left out.
   void describe(ckpt::Manifest& manifest) const;

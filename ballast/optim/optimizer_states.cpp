@@ -103,12 +103,13 @@ Range OptimizerStates::kept_range(int unit) const {
   return policy_.whole ? Range{0, u.padded} : u.shard_of(rank_);
 }
 
-void OptimizerStates::for_chunks(int unit, Access access,
-                                 const std::function<void(float*, std::int64_t, Range)>& body) {
+void OptimizerStates::for_chunks(int unit, Access access, const std::function<void(float*, std::int64_t, Range)>& body,
+                                 Range elements) {
   const UnitStates& mine = at(unit);
   const int all = static_cast<int>(chunk_ranges_.size());
   for (int c = mine.first_chunk; c < mine.first_chunk + mine.chunks; ++c) {
     const Range range = chunk_ranges_[static_cast<std::size_t>(c)];
+    if (intersect(elements, range).empty()) continue;
     float* floats = chunks_->open(c, access);
     // The ring's other buffers, but one for the chunk that is being written. After the last chunk come the first: the
     // next step begins with them.
@@ -227,12 +228,12 @@ void OptimizerStates::write(int unit, const std::string& key, Range elements, co
   } else {
     const at::Tensor on_host = fp32.cpu().contiguous();
     lane_->run([&] {
-      for_chunks(unit, Access::kChange, [&](float* floats, std::int64_t n, Range range) {
+      const auto put = [&](float* floats, std::int64_t n, Range range) {
         const Range part = intersect(elements, range);
-        if (!part.empty())
-          std::copy_n(on_host.const_data_ptr<float>() + (part.begin - elements.begin), part.size(),
-                      floats + array * n + (part.begin - range.begin));
-      });
+        std::copy_n(on_host.const_data_ptr<float>() + (part.begin - elements.begin), part.size(),
+                    floats + array * n + (part.begin - range.begin));
+      };
+      for_chunks(unit, Access::kChange, put, elements);
     });
   }
 }
@@ -243,39 +244,40 @@ std::vector<at::Tensor*> OptimizerStates::arrays_of(UnitStates& unit) const {
   return arrays;
 }
 
-std::vector<StateRun> OptimizerStates::read_all(int unit, Range elements, const at::Tensor& memory) {
+StateRead OptimizerStates::read_all(int unit, Range elements, const at::Tensor& memory) {
   UnitStates& mine = at(unit);
-  std::vector<StateRun> runs;
+  StateRead read;
   if (mine.tier == Tier::kDevice) {
-    runs.push_back({elements, {}});
+    read.runs_->push_back({elements, {}});
     for (const at::Tensor* array : arrays_of(mine))
-      runs.back().arrays.push_back(array->narrow(0, elements.begin, elements.size()));
-    return runs;
+      read.runs_->back().arrays.push_back(array->narrow(0, elements.begin, elements.size()));
+    return read;
   }
   const bool copy = mine.tier == Tier::kNvme;  // a buffer of the ring soon has another chunk
   if (copy) {
-    runs.push_back({elements, {}});
+    read.runs_->push_back({elements, {}});
     for (int array = 0; array < arrays(); ++array)
-      runs.back().arrays.push_back(memory.defined() ? memory.narrow(0, array * elements.size(), elements.size())
-                                                    : at::empty({elements.size()}, at::kFloat));
+      read.runs_->back().arrays.push_back(memory.defined() ? memory.narrow(0, array * elements.size(), elements.size())
+                                                           : at::empty({elements.size()}, at::kFloat));
   }
-  lane_->run([&] {
-    for_chunks(unit, Access::kRead, [&](float* floats, std::int64_t n, Range range) {
+  read.lane_ = lane_;
+  read.ticket_ = lane_->submit([this, unit, elements, copy, runs = read.runs_] {
+    const auto take = [&](float* floats, std::int64_t n, Range range) {
       const Range part = intersect(elements, range);
-      if (part.empty()) return;
-      if (!copy) runs.push_back({part, {}});
+      if (!copy) runs->push_back({part, {}});
       for (int array = 0; array < arrays(); ++array) {
         float* const values = floats + array * n + (part.begin - range.begin);
         if (copy)
           std::copy_n(values, part.size(),
-                      runs.back().arrays[static_cast<std::size_t>(array)].mutable_data_ptr<float>() +
+                      runs->back().arrays[static_cast<std::size_t>(array)].mutable_data_ptr<float>() +
                           (part.begin - elements.begin));
         else
-          runs.back().arrays.push_back(at::from_blob(values, {part.size()}, at::kFloat));
+          runs->back().arrays.push_back(at::from_blob(values, {part.size()}, at::kFloat));
       }
-    });
+    };
+    for_chunks(unit, Access::kRead, take, elements);
   });
-  return runs;
+  return read;
 }
 
 std::vector<SpareStates> OptimizerStates::spares(int unit, bool may_last) const {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -47,6 +48,23 @@ std::vector<StateChunk> cut_states(const Layout& layout, const OptimizerPolicy& 
 struct StateRun {
   Range range;  // of what the rank keeps of a unit
   std::vector<at::Tensor> arrays;
+};
+
+/// States on their way to who asked for them, from where a thread of their own brings them.
+class StateRead {
+ public:
+  StateRead() = default;
+  /// Waits. Throws IoError.
+  std::vector<StateRun> get() {
+    if (lane_ != nullptr) lane_->wait(ticket_);
+    return std::move(*runs_);
+  }
+
+ private:
+  friend class OptimizerStates;
+  std::shared_ptr<std::vector<StateRun>> runs_ = std::make_shared<std::vector<StateRun>>();
+  tiers::HostLane* lane_ = nullptr;  // null: they are there
+  tiers::HostLane::Ticket ticket_ = 0;
 };
 
 /// Memory for some of the states of a run of elements, beside what is in use.
@@ -128,10 +146,10 @@ class OptimizerStates {
   at::Tensor read(int unit, const std::string& key);
   /// Replaces elements of the kept range: values [elements.size()], taken as fp32.
   void write(int unit, const std::string& key, Range elements, const at::Tensor& values);
-  /// All states of these elements of the kept range, in one pass over what lies on disk. Views where they lie in
-  /// memory, which the next update changes; else copies. memory: fp32, where copies go, (1 + keys) x elements at least;
-  /// undefined: new memory.
-  std::vector<StateRun> read_all(int unit, Range elements, const at::Tensor& memory = {});
+  /// Begins to read all states of these elements of the kept range, in one pass over what lies on disk. Views where
+  /// they lie in memory, which the next update changes; else copies. memory: fp32, where copies go, (1 + keys) x
+  /// elements at least; undefined: new memory.
+  StateRead read_all(int unit, Range elements, const at::Tensor& memory = {});
   /// Spares for all states of the unit, their memory still to be given: what take_over() then puts in the place of the
   /// unit's states. may_last: the spares of all units are taken over, so that none of the memory in use remains.
   std::vector<SpareStates> spares(int unit, bool may_last) const;
@@ -171,9 +189,10 @@ class OptimizerStates {
   /// Which of a chunk's arrays the key names: 0 masters, 1 and 2 the moments. UseError for another key.
   int array_of(const std::string& key) const;
   void make_chunks(const std::vector<StateChunk>& chunks);
-  /// body(floats of the chunk's array 0, its stride to the next array, the chunk's range) for each of the unit's
-  /// chunks, on the host lane's thread.
-  void for_chunks(int unit, StateChunks::Access access, const std::function<void(float*, std::int64_t, Range)>& body);
+  /// body(floats of the chunk's array 0, its stride to the next array, the chunk's range) for each of the unit's chunks
+  /// that has some of these elements, on the host lane's thread.
+  void for_chunks(int unit, StateChunks::Access access, const std::function<void(float*, std::int64_t, Range)>& body,
+                  Range elements = {0, std::numeric_limits<std::int64_t>::max()});
   /// The arrays of a unit on the device, in the order of a chunk's.
   std::vector<at::Tensor*> arrays_of(UnitStates& unit) const;
   int arrays() const { return 1 + moments(config_); }
