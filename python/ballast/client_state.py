@@ -1,5 +1,5 @@
-"""A checkpoint's client_state: what the program gives with it and its schedule's state, as one JSON document. What JSON
-hasn't (infinity, integers of more than 64 bits, keys that aren't text) is written as {"__ballast__": kind, "value": ...}."""
+"""A checkpoint's client_state: what the program gives with it, its schedule's state and the modules' extra states, as one
+JSON document. What JSON hasn't (infinity, integers of more than 64 bits, keys that aren't text) is written as {"__ballast__": kind, "value": ...}."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ._ballast import UseError
 
 _TAG = "__ballast__"
 _SCHEDULE = "ballast.lr_scheduler"
+_EXTRA = "ballast.extra_state"
 
 
 def _encode(value: Any) -> Any:
@@ -45,27 +46,32 @@ def _decode(value: Any) -> Any:
     return collections.Counter(made) if value[_TAG] == "counter" else made
 
 
-def write(state: dict | None, schedule: dict | None) -> str:
-    """Empty where there is neither. UseError where a value is none that JSON or the above can hold."""
+def write(state: dict | None, schedule: dict | None, extra: dict[str, str]) -> str:
+    """Empty where there is none of them. UseError where a value is none that JSON or the above can hold."""
     if state is not None and not isinstance(state, dict):
         raise UseError(f"[engine.save_checkpoint] client_state is a dict (got {type(state).__name__})")
     whole = dict(state or {})
-    if _SCHEDULE in whole:
-        raise UseError(f"[engine.save_checkpoint] client_state has a key of the engine's own ({_SCHEDULE}; rename it)")
+    for own in (_SCHEDULE, _EXTRA):
+        if own in whole:
+            raise UseError(f"[engine.save_checkpoint] client_state has a key of the engine's own ({own}; rename it)")
     if schedule is not None:
         whole[_SCHEDULE] = schedule
+    if extra:
+        whole[_EXTRA] = extra
     try:
         return json.dumps(_encode(whole)) if whole else ""
     except (TypeError, ValueError, RecursionError) as error:
         raise UseError(f"[engine.save_checkpoint] client_state isn't JSON ({error})") from None
 
 
-def read(text: str) -> tuple[Any, dict | None]:
+def read(text: str) -> tuple[Any, dict | None, dict[str, str]]:
     """What was given to write(); of a document that another program wrote, whatever it is."""
     plain = json.loads(text) if text else {}
     try:
         whole = _decode(plain)
     except (AttributeError, KeyError, TypeError, ValueError):  # not written here, though it has our mark
         whole = plain
-    schedule = whole.pop(_SCHEDULE, None) if isinstance(whole, dict) else None
-    return whole, schedule
+    if not isinstance(whole, dict):
+        return whole, None, {}
+    schedule, extra = whole.pop(_SCHEDULE, None), whole.pop(_EXTRA, {})
+    return whole, schedule, extra if isinstance(extra, dict) else {}

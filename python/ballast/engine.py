@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from . import _ballast, _registry, client_state as documents, materialize, optimizer as optimizers
+from . import _ballast, _registry, client_state as documents, extra_state, materialize, optimizer as optimizers
 from ._ballast import StepReport, UseError
 from ._missing import MISSING
 from .optimizer import Optimizer
@@ -314,7 +314,8 @@ class Engine:
                 "exclude_frozen_parameters=True aren't there; use another save_dir, or save_16bit_model)"
             )
         self.optimizer.push(self._core)  # what the next step would use
-        text = documents.write(client_state, None if self.lr_scheduler is None else self.lr_scheduler.state_dict())
+        schedule = None if self.lr_scheduler is None else self.lr_scheduler.state_dict()
+        text = documents.write(client_state, schedule, extra_state.of(self.module))
         self._core.save_checkpoint(
             os.fspath(save_dir), "" if tag is None else str(tag), text, include_window, asynchronous, keep_last
         )
@@ -344,7 +345,8 @@ class Engine:
             load_lr_scheduler_states,
             load_module_strict,
         )
-        client_state, schedule = documents.read(found["client_state"])
+        client_state, schedule, extra = documents.read(found["client_state"])
+        extra_state.restore(self.module, extra)
         if schedule is not None and self.lr_scheduler is not None and load_lr_scheduler_states and not load_module_only:
             self.lr_scheduler.load_state_dict(schedule)
         self.optimizer.pull(self._core)

@@ -33,6 +33,66 @@ def test_what_the_engine_leaves_alone_is_whole_everywhere(tmp_path):
         engine.save_16bit_model(tmp_path, "model.safetensors")
 
 
+class Counts(torch.nn.Module):
+    """A part with extra state of any kind."""
+
+    def __init__(self, state=None):
+        super().__init__()
+        self.state = state
+
+    def forward(self, x):
+        return x
+
+    def get_extra_state(self):
+        return self.state
+
+    def set_extra_state(self, state):
+        self.state = state
+
+
+def _with_counts(first, second):
+    model = Net()
+    model.first, model.blocks[1].second = Counts(first), Counts(second)
+    return model
+
+
+def _extra_states(rank, folder):
+    scales = torch.arange(3.0)
+    model = _with_counts(
+        {"scales": scales, "history": [1, "two", (3.5, None)]}, torch.tensor([1, 2], dtype=torch.uint8)
+    )
+    engine, *_ = start(model, 3)
+    engine.save_checkpoint(folder, client_state={"epoch": 4})
+    engine, *_ = start(model := _with_counts(None, None), 0)
+    assert engine.load_checkpoint(folder)[1] == {"epoch": 4}
+    assert model.first.state["scales"].tolist() == [0, 1, 2]
+    assert model.first.state["history"] == [1, "two", (3.5, None)]
+    assert model.blocks[1].second.state.tolist() == [1, 2]
+
+
+def test_extra_states_of_modules_come_back(tmp_path):
+    run(2, _extra_states, str(tmp_path))
+    model = Net()
+    model.other = Counts(5)
+    engine, *_ = start(model, 3)
+    with pytest.warns(UserWarning) as told:
+        engine.load_checkpoint(tmp_path)
+    texts = [str(one.message) for one in told if "extra state" in str(one.message)]
+    assert len(texts) == 2 and "no place for (blocks.1.second, first)" in texts[0] and "(other)" in texts[1]
+    assert model.other.state == 5
+
+
+def test_an_extra_state_that_no_load_could_read_is_refused(tmp_path):
+    for state in (Net, lambda: 3, importlib.util.find_spec("json")):
+        engine, *_ = start(_with_counts(1, state), 3)
+        with pytest.raises(ballast.UseError, match=r"extra state is none that .* \(blocks.1.second, a Counts: a"):
+            engine.save_checkpoint(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    engine, *_ = start(Net(), 3)
+    with pytest.raises(ballast.UseError, match="ballast.extra_state; rename it"):
+        engine.save_checkpoint(tmp_path, client_state={"ballast.extra_state": {}})
+
+
 def test_buffers_that_a_state_dict_leaves_out(tmp_path):
     class Cached(Net):
         def __init__(self, cache):
