@@ -54,6 +54,14 @@ ckpt::Part write_weights(WeightSource& weights, const models::GptOptions& option
   return part;
 }
 
+// `latest` would name the weights, and the run would go on from those.
+void refuse_run(const ckpt::CheckpointFolder& folder) {
+  for (const std::string& tag : folder.tags())
+    if (tag != kImportedTag)
+      throw UseError("cli.import", "another run's checkpoints are there (", folder.path().string(), ", ", tag,
+                     "; choose another folder for --to)");
+}
+
 }  // namespace
 
 int export_checkpoint(const std::filesystem::path& from, const std::filesystem::path& to, const ExportOptions& how,
@@ -74,6 +82,7 @@ int import_checkpoint(const std::filesystem::path& from, const std::filesystem::
   const models::GptOptions options = weights.model().value();
   weights.check(options);
   const ckpt::CheckpointFolder folder(to, {});
+  refuse_run(folder);
   const ckpt::Manifest manifest = new_manifest(options);
   folder.begin(manifest.tag);
   try {

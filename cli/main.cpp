@@ -1,13 +1,16 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstring>
 #include <functional>
 #include <optional>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ballast/base/edit_distance.h"
 #include "ballast/base/error.h"
+#include "ballast/base/log.h"
 #include "cli/bench_io.h"
 #include "cli/commands.h"
 
@@ -35,6 +38,24 @@ constexpr const char* kExamples = R"(  ballast train --config examples/demo.json
 constexpr const char* kRunFile =
     "A run file has the sections engine (DeepSpeed's schema: docs/config.md), model, data, train, save and sample "
     "(docs/train.md).";
+
+/// The library's messages name its own options; who calls this program has others.
+std::string in_own_words(std::string text) {
+  constexpr std::pair<const char*, const char*> kWords[] = {
+      {"LoadOptions::load_optimizer = false starts it afresh",
+       "--init in the place of --resume takes its weights alone"},
+      {"LoadOptions::strict = false loads what fits", "the section model must be that of the checkpoint"},
+      {"; LoadOptions::load_scheduler = false begins it anew", ""},
+  };
+  for (const auto& [theirs, ours] : kWords)
+    if (const std::size_t at = text.find(theirs); at != std::string::npos) text.replace(at, std::strlen(theirs), ours);
+  return text;
+}
+
+int fail(const std::exception& error, int status) {
+  std::fprintf(stderr, "ballast: %s\n", in_own_words(error.what()).c_str());
+  return status;
+}
 
 /// Each verb's --help ends with its own examples, and with what its footer says. words: how it is called, "train ".
 void add_examples(CLI::App& app, const std::string& words = "") {
@@ -274,16 +295,16 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  set_log_sink([](LogLevel level, const std::string& line) {
+    std::fprintf(stderr, "ballast: %s%s\n", level == LogLevel::kWarning ? "warning: " : "", in_own_words(line).c_str());
+  });
   try {
     return run(argc, argv);
   } catch (const ConfigError& e) {
-    std::fprintf(stderr, "ballast: %s\n", e.what());
-    return kExitUsage;
+    return fail(e, kExitUsage);
   } catch (const UseError& e) {
-    std::fprintf(stderr, "ballast: %s\n", e.what());
-    return kExitUsage;
+    return fail(e, kExitUsage);
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "ballast: %s\n", e.what());
-    return 1;
+    return fail(e, 1);
   }
 }

@@ -62,9 +62,12 @@ std::optional<ResumePoint> find_resume_point(const std::string& word, const fs::
   }
   fs::path path = word;
   if (!path.has_filename()) path = path.parent_path();  // "runs/a/" is "runs/a"
+  if (path.filename() == ckpt::Manifest::kFile) path = path.has_parent_path() ? path.parent_path() : ".";
   if (is_there(path / "latest")) return ResumePoint{path, ""};
-  if (is_checkpoint(path))
+  if (is_checkpoint(path)) {
+    if (path.filename() == "." || path.filename() == "..") path = fs::canonical(path);  // a tag is a name
     return ResumePoint{path.has_parent_path() ? path.parent_path() : ".", path.filename().string()};
+  }
   if (word.find('/') != std::string::npos) return ResumePoint{path, ""};  // the load says what is missing there
   return ResumePoint{folder, word};
 }

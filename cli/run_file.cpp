@@ -91,7 +91,9 @@ void adopt(json& root, const GivenModel& given) {
   const json theirs = model_to_json(spelled_out(given.options));
   json merged = theirs;
   merged.update(section);
-  for (const ModelDifference& key : differences(model_from_json(merged), given.options)) {
+  RunFile wanted;  // not checked yet: that its values fit together matters less than that they are those of the weights
+  read_own_sections({{"model", merged}}, wanted);
+  for (const ModelDifference& key : differences(wanted.model, given.options)) {
     const bool free =
         key.name == "dropout" || (key.name == "context" && given.options.positions == models::PositionKind::kRotary);
     if (!free)

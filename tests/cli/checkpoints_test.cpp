@@ -53,6 +53,7 @@ TEST_F(Program, SaysWhatOfTheRunFileIsNotThatOfTheCheckpoint) {
           "is of another model (kept; model.layers = 2, there 1, model.mlp_width = 128, there 64, model.width = 32, "
           "there 16; a run goes on");
   refused("--set model.norm_eps=0.001", "(kept/global_step3; model.norm_eps = 0.001, there 1e-05; ");  // shapes agree
+  refused("--set engine.optimizer.type=SGD", "; --init in the place of --resume takes its weights alone)");
   refused("--set train.seed=9", "another seed (train.seed = 9, the checkpoint's 0, kept/global_step3");
   refused("--set data.held_out=0.2", "another text (");
   refused("--set train.steps=2",
@@ -151,7 +152,8 @@ TEST_F(Program, InspectsAndVerifiesCheckpoints) {
         "  train: drawn ", ", name \"run\", seed 0, step 2, windows "})
     EXPECT_TRUE(contains(inspected.output, part)) << part << "\n" << inspected.output;
   const std::string file = "kept/global_step2/rank-00000-of-00001.safetensors";
-  EXPECT_TRUE(contains(ballast("checkpoint verify kept/global_step2").output, "global_step2: whole"));
+  for (const std::string way : {"", "/", "/.", "/manifest.json"})
+    EXPECT_TRUE(contains(ballast("checkpoint verify kept/global_step2" + way).output, "global_step2: whole")) << way;
   std::string damaged = content(file);
   damaged[damaged.size() - 100] ^= 1;
   folder_.write(file, damaged);
@@ -174,7 +176,11 @@ TEST_F(Program, ExportsImportsAndStartsFromWhatItExported) {
     EXPECT_TRUE(contains(outcome.output, "not a checkpoint but weights of Hugging Face's libraries (model; "))
         << outcome.output;
   }
-  EXPECT_EQ(ballast("checkpoint import model --to imported").status, 0);
+  const Outcome into_a_run = ballast("checkpoint import model --to kept");
+  EXPECT_EQ(into_a_run.status, 2);
+  EXPECT_TRUE(contains(into_a_run.output, "another run's checkpoints are there (kept, global_step"))
+      << into_a_run.output;
+  for (int again = 0; again < 2; ++again) EXPECT_EQ(ballast("checkpoint import model --to imported").status, 0);
   EXPECT_TRUE(contains(ballast("checkpoint verify imported").output, "imported: whole"));
   const Outcome begun = ballast("train --config run.json --init imported --set train.name=begun");
   EXPECT_EQ(begun.status, 0) << begun.output;

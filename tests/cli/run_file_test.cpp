@@ -208,6 +208,8 @@ TEST(RunFile, AGivenModelThatItContradictsIsAnError) {
   EXPECT_EQ(
       error(R"({"context": 16})", learned),
       "[config.parse] contradiction (model.context = 16, that of the weights in weights = 64; leave the key out)");
+  EXPECT_EQ(error(R"({"heads": 1})", given_llama()),
+            "[config.parse] contradiction (model.heads = 1, that of the weights in weights = 4; leave the key out)");
   EXPECT_NE(error("3", learned).find("wrong type (model = 3"), std::string::npos);
   EXPECT_NE(error(R"({"layer": 3})", learned).find("unknown key (model.layer = 3"), std::string::npos);
 }
