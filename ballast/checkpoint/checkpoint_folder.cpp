@@ -1,8 +1,10 @@
 #include "ballast/checkpoint/checkpoint_folder.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <system_error>
+#include <tuple>
 
 #include "ballast/base/checksum.h"
 #include "ballast/base/error.h"
@@ -25,6 +27,10 @@ std::string part_name(int rank, int world) {
 }
 
 bool starts_with(const std::string& name, const char* prefix) { return name.rfind(prefix, 0) == 0; }
+
+double seconds(std::chrono::system_clock::time_point since_1970) {
+  return std::chrono::duration<double>(since_1970.time_since_epoch()).count();
+}
 
 void fill_in(Pieces& pieces, const std::map<std::string, const Part*>& parts) {
   for (Piece& piece : pieces) piece.checksum = parts.at(piece.file)->tensors.at(piece.tensor);
@@ -74,6 +80,9 @@ void CheckpointFolder::begin(const std::string& tag) const {
   if (fs::exists(fs::symlink_status(of(tag), ignored)) && !fs::exists(of(tag) / Manifest::kFile, ignored))
     throw IoError("checkpoint.save", "what is there is no checkpoint, and stays (", of(tag).string(),
                   "; choose another tag, or move it away)");
+  if (const auto latest = fs::status(path_ / kLatest, ignored); fs::exists(latest) && !fs::is_regular_file(latest))
+    throw IoError("checkpoint.save", "not a file, which would name the newest checkpoint (", (path_ / kLatest).string(),
+                  "; move it away, or save into another folder)");
   remove_leftovers();
   make_folder(unfinished(tag), owner_);
 }
@@ -95,6 +104,7 @@ std::optional<Part> CheckpointFolder::find_part(const std::string& tag, int rank
 }
 
 void CheckpointFolder::commit(Manifest manifest, const std::vector<Part>& parts, int keep_last) const {
+  manifest.saved = seconds(std::chrono::system_clock::now());
   std::map<std::string, const Part*> by_file;
   for (const Part& part : parts) {
     manifest.files.push_back(part.file);
@@ -125,22 +135,12 @@ void CheckpointFolder::retain(int keep_last, const Manifest& saved) const {
     remove_folder(unfinished(saved.tag), owner_);  // the one that was replaced
     if (keep_last <= 0) return;
     std::vector<std::string> old;
-    for (const std::string& tag : tags())
-      if (is_default_tag(tag) && tag != saved.tag && is_of(saved.run, tag)) old.push_back(tag);
+    for (Found& one : found())  // one that can't be read is nobody's to remove
+      if (is_default_tag(one.tag) && one.tag != saved.tag && one.run == saved.run) old.push_back(std::move(one.tag));
     const std::size_t kept = static_cast<std::size_t>(keep_last) - (is_default_tag(saved.tag) ? 1 : 0);
     for (std::size_t i = 0; i + kept < old.size(); ++i) remove_checkpoint(old[i]);
   } catch (const IoError& e) {
     log_warning("an old checkpoint could not be removed: ", e.what());
-  }
-}
-
-// One that can't be read is nobody's to remove.
-bool CheckpointFolder::is_of(const std::string& run, const std::string& tag) const {
-  const fs::path path = of(tag) / Manifest::kFile;
-  try {
-    return Manifest::from_text(read_text(path, Manifest::kMostBytes, owner_), path.string()).run == run;
-  } catch (const IoError&) {
-    return false;
   }
 }
 
@@ -171,18 +171,30 @@ std::string CheckpointFolder::latest() const {
   return tag;
 }
 
-std::vector<std::string> CheckpointFolder::tags() const {
-  std::vector<std::pair<fs::file_time_type, std::string>> found;
+std::vector<CheckpointFolder::Found> CheckpointFolder::found() const {
+  std::vector<Found> found;
   for (const std::string& name : list_folder(path_, owner_)) {
+    const fs::path path = of(name) / Manifest::kFile;
     std::error_code error;
-    const auto when = fs::last_write_time(path_ / name / Manifest::kFile, error);
-    if (is_plain_name(name) && !error) found.emplace_back(when, name);
+    const auto when = fs::last_write_time(path, error);
+    if (!is_plain_name(name) || error) continue;
+    Found& one = found.emplace_back(Found{seconds(std::chrono::file_clock::to_sys(when)), name, std::nullopt});
+    try {
+      const Manifest manifest = Manifest::from_text(read_text(path, Manifest::kMostBytes, owner_), path.string());
+      if (manifest.saved > 0) one.saved = manifest.saved;
+      one.run = manifest.run;
+    } catch (const IoError&) {  // whoever loads it is told
+    }
   }
-  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
-    return std::tuple(a.first, a.second.size(), a.second) < std::tuple(b.first, b.second.size(), b.second);
+  std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) {
+    return std::tuple(a.saved, a.tag.size(), a.tag) < std::tuple(b.saved, b.tag.size(), b.tag);
   });
+  return found;
+}
+
+std::vector<std::string> CheckpointFolder::tags() const {
   std::vector<std::string> tags;
-  for (auto& [when, name] : found) tags.push_back(std::move(name));
+  for (Found& one : found()) tags.push_back(std::move(one.tag));
   return tags;
 }
 

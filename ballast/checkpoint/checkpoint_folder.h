@@ -53,13 +53,19 @@ class CheckpointFolder {
 
   /// The tag that `latest` names. IoError where there is none.
   std::string latest() const;
-  /// Tags of the checkpoints in the folder, the one saved last at the end.
+  /// Tags of the checkpoints in the folder, the one saved last at the end, by their manifests; those that don't say
+  /// when, or can't be read, by the time of the manifest's file.
   std::vector<std::string> tags() const;
 
  private:
+  struct Found {
+    double saved;  // seconds since 1970
+    std::string tag;
+    std::optional<std::string> run;  // none: its manifest can't be read
+  };
+  std::vector<Found> found() const;  // in the order of tags()
   void remove_leftovers() const;
   void retain(int keep_last, const Manifest& saved) const;
-  bool is_of(const std::string& run, const std::string& tag) const;
   void remove_checkpoint(const std::string& tag) const;
 
   std::filesystem::path path_;

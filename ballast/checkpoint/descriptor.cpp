@@ -30,7 +30,7 @@ BlockMemory block_memory() {
 
 Descriptor::Descriptor(const char* operation, std::filesystem::path path, int flags, Owner owner)
     : path_(std::move(path)), owner_(owner) {
-  fd_ = sys::open(path_, flags);
+  fd_ = sys::open(path_, flags | O_NONBLOCK);  // a pipe waits for nobody's other end; files don't know the flag
   if (fd_ < 0) fail(operation, errno, "opening it");
   struct stat state {};
   if (::fstat(fd_, &state) != 0 || !S_ISREG(state.st_mode)) {

@@ -1,5 +1,7 @@
 #include "ballast/checkpoint/element_type.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "ballast/base/error.h"
@@ -31,6 +33,10 @@ std::optional<c10::ScalarType> element_type(const std::string& name) {
   for (const auto& [known, type] : kTypes)
     if (name == known) return type;
   return std::nullopt;
+}
+
+bool can_hold(c10::ScalarType type) {
+  return std::any_of(std::begin(kTypes), std::end(kTypes), [type](const auto& known) { return known.second == type; });
 }
 
 const char* name_of(c10::ScalarType type) {

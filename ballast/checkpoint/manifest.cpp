@@ -240,6 +240,7 @@ std::string new_run() {
 std::string Manifest::to_text() const {
   Json json = {{"tag", tag},
                {"run", run},
+               {"saved", saved},
                {"world", world},
                {"stage", stage},
                {"compute_dtype", compute_dtype},
@@ -305,6 +306,7 @@ Manifest Manifest::from_text(const std::string& text, const std::string& file) {
   Manifest manifest;
   manifest.tag = root["tag"].text();
   if (root.has("run")) manifest.run = root["run"].text();
+  if (root.has("saved")) manifest.saved = root["saved"].real();
   manifest.world = static_cast<int>(root["world"].number(1, 1 << 30));
   manifest.stage = static_cast<int>(root["stage"].number(0, 3));
   manifest.compute_dtype = root["compute_dtype"].text();

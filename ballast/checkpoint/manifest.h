@@ -63,7 +63,8 @@ struct Manifest {
   static constexpr std::int64_t kMostBytes = std::int64_t{1} << 30;
 
   std::string tag;
-  std::string run;  // new_run() of the run that saved it, and of those that went on from it; "" where it doesn't say
+  std::string run;   // new_run() of the run that saved it, and of those that went on from it; "" where it doesn't say
+  double saved = 0;  // when, in seconds since 1970; 0 where it doesn't say
   int world = 1, stage = 0;
   std::string compute_dtype;      // of the configuration: "fp32", "bf16", "fp16"
   std::string optimizer;          // its type

@@ -37,6 +37,8 @@ void check_run(const ckpt::Manifest& manifest, const std::string& where) {
     throw IoError("engine.load_checkpoint", "the schedule is older than the run (", where, ")");
   if (!(manifest.loss_scale > 0 && manifest.loss_scale <= std::numeric_limits<float>::max()))
     throw IoError("engine.load_checkpoint", "not a loss scale (", where, "; ", manifest.loss_scale, ")");
+  if (manifest.window && !(std::isfinite(manifest.window->weight) && manifest.window->weight >= 0))
+    throw IoError("engine.load_checkpoint", "not the weight of a window (", where, "; ", manifest.window->weight, ")");
   for (const double rate : manifest.lr)
     if (!(std::isfinite(rate) && rate >= 0))
       throw IoError("engine.load_checkpoint", "not a learning rate (", where, "; ", rate, ")");

@@ -5,6 +5,7 @@
 
 #include "ballast/base/error.h"
 #include "ballast/checkpoint/checkpoint_folder.h"
+#include "ballast/checkpoint/element_type.h"
 
 namespace ballast {
 namespace {
@@ -58,10 +59,16 @@ std::vector<ckpt::TensorSpec> SavePlan::tensors(int rank) const {
   for (const auto& [name, value] : generators_)
     tensors.push_back({generator_name(name), value.scalar_type(), value.sizes().vec()});
   std::set<std::string> names;
-  for (const ckpt::TensorSpec& tensor : tensors)
+  for (const ckpt::TensorSpec& tensor : tensors) {
+    if (!ckpt::can_hold(tensor.dtype))
+      throw UseError("engine.save_checkpoint", "files can't hold a tensor of this element type (", tensor.name, ", ",
+                     c10::toString(tensor.dtype),
+                     "; keep it as another, complex numbers by at::view_as_real(), or leave it out with "
+                     "EngineOptions::unsaved_buffers)");
     if (!names.insert(tensor.name).second)
       throw UseError("engine.save_checkpoint", "two tensors of a file would have one name (", tensor.name,
                      "; rename a parameter)");
+  }
   return tensors;
 }
 

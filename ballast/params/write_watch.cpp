@@ -38,7 +38,7 @@ UseError lost_write(const std::string& parameter, int rank) {
       "params.write", "a parameter was written in place outside engine.gathered(params, writer) (parameter ", parameter,
       ", rank ", rank,
       "; its next values come from the engine's own copy, so the write would be lost: write it while such a "
-      "guard that names it lives)");
+      "guard that names it lives, and let the guard end before other calls)");
 }
 
 }  // namespace ballast

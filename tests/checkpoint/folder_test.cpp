@@ -4,7 +4,6 @@
 #include <cerrno>
 #include <chrono>
 #include <fstream>
-#include <thread>
 
 #include "ballast/base/log.h"
 #include "ballast/checkpoint/system.h"
@@ -61,7 +60,9 @@ TEST(Folder, KeepsTheLastAndWhatHasANameOfItsOwn) {
   save_small(folder.path(), "best", 0, 2);
   for (const int step : {1, 2, 30, 4}) {
     save_small(folder.path(), "global_step" + std::to_string(step), static_cast<float>(step), 2);
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the order is that of their times
+    // The order is that of the saves, whatever a copy made of the times of files.
+    fs::last_write_time(folder / ("global_step" + std::to_string(step)) / "manifest.json",
+                        fs::file_time_type::clock::now() - std::chrono::hours(step));
   }
   EXPECT_EQ(names_in(folder.path()),
             (std::vector<std::string>{"best", "global_step0", "global_step30", "global_step4", "latest"}));
@@ -79,6 +80,15 @@ TEST(Folder, KeepsWhatOtherRunsSaved) {
   EXPECT_EQ(names_in(folder.path()),
             (std::vector<std::string>{"global_step1", "global_step2", "global_step4", "latest"}));
   EXPECT_EQ(load_small(folder.path(), "global_step1"), 1);
+}
+
+TEST(Folder, LeavesWhatIsInTheWayOfLatest) {
+  const TestFolder folder;
+  fs::create_directories(folder / "latest/mine");
+  const std::string error = error_of([&] { save_small(folder.path(), "tag", 1); });
+  EXPECT_NE(error.find("not a file, which would name the newest"), std::string::npos) << error;
+  EXPECT_EQ(names_in(folder.path()), std::vector<std::string>{"latest"});
+  EXPECT_EQ(names_in(folder / "latest"), std::vector<std::string>{"mine"});
 }
 
 TEST(Folder, NamesWhatIsMissing) {

@@ -16,6 +16,7 @@ using Json = nlohmann::json;
 
 Manifest full() {
   Manifest manifest = small_manifest("step7", 3);
+  manifest.saved = 1.8e9 + 0.25;
   manifest.stage = 3;
   manifest.compute_dtype = "bf16";
   manifest.keys = {"exp_avg", "exp_avg_sq"};

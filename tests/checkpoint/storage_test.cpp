@@ -1,6 +1,7 @@
 #include "ballast/checkpoint/storage.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cerrno>
 #include <fstream>
@@ -103,7 +104,8 @@ TEST(Files, ThatAreCutWhileTheyAreReadAreErrors) {
 
 TEST(Files, ThatAreNoneAreErrors) {
   const TestFolder folder;
-  for (const auto& path : {folder / "missing", folder.path()}) {
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);  // which nobody writes to
+  for (const auto& path : {folder / "missing", folder.path(), folder / "pipe"}) {
     const std::string error = error_of([&] { InputFile(path, {2}); });
     EXPECT_NE(error.find(path.string()), std::string::npos) << error;
     EXPECT_NE(error.find("rank 2"), std::string::npos) << error;

@@ -300,6 +300,20 @@ TEST(Buffers, ComeBackOnEveryRank) {
     });
 }
 
+TEST(Buffers, ThatFilesCannotHoldAreNamed) {
+  Errors errors;
+  everywhere([&](Trial& trial) {
+    auto model = lin(4);
+    model->register_buffer("phases", at::zeros({2}, at::kComplexFloat));
+    Session& session = trial.start(model);
+    errors.expect<UseError>("complex", {"buffer/phases", "ComplexFloat", "view_as_real"},
+                            [&] { session.engine().save_checkpoint(trial.folder()); });
+    EXPECT_TRUE(trial.folder().names().empty());
+    session.window({pull(trial.shared(1))});
+    session.expect_value("p", -.05);
+  });
+}
+
 TEST(Save, RefusesWhatCannotBeMeant) {
   Errors errors;
   everywhere([&](Trial& trial) {
