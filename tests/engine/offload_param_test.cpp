@@ -30,7 +30,10 @@ Masters train(const World& world, const Cell& cell, const nlohmann::json& zero, 
   return session.masters();
 }
 
-TEST(OffloadParam, HasTheBitsOfParametersOnTheDevice) {
+class OffloadParamIn : public ::testing::TestWithParam<std::tuple<int, DType>> {};
+
+TEST_P(OffloadParamIn, HasTheBitsOfParametersOnTheDevice) {
+  const auto& [size, dtype] = GetParam();
   const auto on_disk = [](int buffers, std::int64_t max_in_cpu) -> nlohmann::json {
     return {{"device", "nvme"},
             {"nvme_path", swap_folder().string()},
@@ -38,30 +41,35 @@ TEST(OffloadParam, HasTheBitsOfParametersOnTheDevice) {
             {"max_in_cpu", max_in_cpu}};
   };
   const std::vector<nlohmann::json> places{{{"device", "cpu"}}, on_disk(2, 0), on_disk(5, 100)};
-  for (int size : {1, 2})
-    for (DType dtype : {DType::kFloat32, DType::kBFloat16})
-      run_ranks(
-          size,
-          [&](const World& world) {
-            for (const Home& home : homes()) {
-              const Cell cell{3, home.placement, dtype, false};
-              nlohmann::json zero = home.zero;
-              zero["offload_param"] = {{"device", "none"}};
-              const Masters want = train(world, cell, zero, false);
-              for (const nlohmann::json& param : places)
-                for (std::int64_t live : {1, 300, 1'000'000'000}) {
-                  zero["offload_param"] = param;
-                  zero["stage3_max_live_parameters"] = live;
-                  for (bool evaluate : {false, true})
-                    for (const auto& [name, value] : train(world, cell, zero, evaluate))
-                      EXPECT_TRUE(bit_equal(value, want.at(name)))
-                          << name << ", world " << size << ", " << home.name << ", " << param << ", live " << live;
-                }
+  run_ranks(
+      size,
+      [&, dtype = dtype](const World& world) {
+        for (const Home& home : homes()) {
+          const Cell cell{3, home.placement, dtype, false};
+          nlohmann::json zero = home.zero;
+          zero["offload_param"] = {{"device", "none"}};
+          const Masters want = train(world, cell, zero, false);
+          for (const nlohmann::json& param : places)
+            for (std::int64_t live : {1, 300, 1'000'000'000}) {
+              zero["offload_param"] = param;
+              zero["stage3_max_live_parameters"] = live;
+              for (bool evaluate : {false, true})
+                for (const auto& [name, value] : train(world, cell, zero, evaluate))
+                  EXPECT_TRUE(bit_equal(value, want.at(name)))
+                      << name << ", " << home.name << ", " << param << ", live " << live;
             }
-          },
-          thread_options());
+        }
+      },
+      thread_options());
   expect_nothing_swapped();
 }
+
+INSTANTIATE_TEST_SUITE_P(Worlds, OffloadParamIn,
+                         ::testing::Combine(::testing::Values(1, 2),
+                                            ::testing::Values(DType::kFloat32, DType::kBFloat16)),
+                         [](const auto& info) {
+                           return std::to_string(std::get<0>(info.param)) + "_" + name_of(std::get<1>(info.param));
+                         });
 
 TEST(OffloadParam, ShardsCountAsHostMemoryAndTheModuleComesBackWhole) {
   run_ranks(
