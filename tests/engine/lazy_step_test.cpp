@@ -149,9 +149,15 @@ TEST(LazyStep, AUnitIsReadyBeforeThoseBehindIt) {
     gated.step();
     gated.gate->let(1);
     EXPECT_NEAR(mean_of(gated.parameter(kFirst)), -.05, 1e-6);
-    gated.session->backward({{kFirst, 1}});  // the next window, while the last one's updates wait
-    EXPECT_EQ(gated.gate->passed(), 1);
-    gated.gate->open_soon();
+    // The next window, while the last one's updates wait. On a GPU its collectives are launched behind the gathers of
+    // these, in stages that have both.
+    const bool behind = trial.world().device().is_cuda() && (trial.cell().stage == 1 || trial.cell().stage == 2);
+    if (behind) gated.gate->open_soon();
+    gated.session->backward({{kFirst, 1}});
+    if (!behind) {
+      EXPECT_EQ(gated.gate->passed(), 1);
+      gated.gate->open_soon();
+    }
     EXPECT_TRUE(gated.session->step().applied);
     EXPECT_NEAR(mean_of(gated.parameter(kLast)), -.05, 1e-6);
     EXPECT_NEAR(mean_of(gated.parameter(kFirst)), -.10, 1e-6);
