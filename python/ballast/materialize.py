@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch.nn.modules import module as hooks
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 from torch.utils.weak import WeakIdKeyDictionary
 
 from . import _ballast, configuration
@@ -59,6 +61,14 @@ class _Own:
 
     def __reduce__(self):
         return _Own, ({},)
+
+
+def _default_device_type() -> str:
+    """Without torch.get_default_device(), which makes a tensor there."""
+    for mode in reversed(_get_current_function_mode_stack()):
+        if isinstance(mode, DeviceContext):
+            return torch.device(mode.device).type
+    return "cpu"
 
 
 class Init:
@@ -129,7 +139,7 @@ class Init:
         recorder = Recorder(self._record, self._min_numel)
         recorder.__enter__()
         self._undo.append(lambda: recorder.__exit__(None, None, None))
-        if torch.get_default_device().type not in ("cpu", "meta"):
+        if _default_device_type() not in ("cpu", "meta"):
             # Somebody's default for what runs on the GPU; the model goes there shard by shard, by the engine.
             cpu = torch.device("cpu")
             cpu.__enter__()

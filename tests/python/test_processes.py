@@ -162,10 +162,13 @@ def _in_a_forked_child(work):
     return text
 
 
+# PyTorch has no use of a GPU in a forked child: its own error comes first.
+on_the_cpu = pytest.mark.skipif(DEVICE != "cpu", reason="a forked child can't use a GPU")
 # Where a unit may be away on one rank: with its update behind step(), or sharded.
 AWAY = [(2, "host"), (3, "host"), (3, "nvme")]
 
 
+@on_the_cpu
 @pytest.mark.parametrize("stage, placement", AWAY)
 def test_a_forward_in_a_forked_child(stage, placement, tmp_path):
     """As a dataset's that calls the model. The first operator that needs a unit which isn't there says so."""
@@ -173,10 +176,9 @@ def test_a_forward_in_a_forked_child(stage, placement, tmp_path):
     train_engine(engine, [1])
     engine.backward(loss_of(engine, tokens(1, 0)))
     engine.step()  # behind which updates may still run
-    batch = tokens(2, 0)  # made here: PyTorch makes no tensor on a GPU in a forked child
-    by_engine = _in_a_forked_child(lambda: loss_of(engine, batch).item())
+    by_engine = _in_a_forked_child(lambda: loss_of(engine, tokens(2, 0)).item())
     assert by_engine.startswith("UseError: [engine.fork]") and "forked child" in by_engine
-    by_module = _in_a_forked_child(lambda: loss_of(engine.module, batch).item())
+    by_module = _in_a_forked_child(lambda: loss_of(engine.module, tokens(2, 0)).item())
     assert by_module.startswith("RuntimeError: [params.fork] unit") and "forked child" in by_module
     plain = Net()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
@@ -190,12 +192,12 @@ def test_a_forward_in_a_forked_child(stage, placement, tmp_path):
 def _forward_in_a_child(rank):
     engine = start(Net(), 3)
     train_engine(engine, [1], rank)
-    batch = tokens(2, 0)
-    text = _in_a_forked_child(lambda: loss_of(engine, batch).item())
+    text = _in_a_forked_child(lambda: loss_of(engine, tokens(2, 0)).item())
     train_engine(engine, [1], rank)
     return text, engine.global_steps
 
 
+@on_the_cpu
 def test_a_forward_in_a_forked_child_of_a_rank():
     for text, steps in run(2, _forward_in_a_child):
         assert text.startswith("UseError: [engine.fork]") and steps == 2

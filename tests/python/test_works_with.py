@@ -291,20 +291,20 @@ def test_parameters_in_shared_memory(stage, placement):
 @pytest.mark.parametrize("stage, placement", [(0, "device"), (2, "host"), (3, "nvme")])
 def test_a_default_device_is_the_callers_alone(stage, placement, tmp_path):
     """What the engine makes for itself lies where it says; on the meta device it would have no values."""
-    want = plainly(Net(), [2])
     with torch.device("cpu"):
-        model, batches = Net(), [tokens(0, number) for number in range(2)]
+        plain, model = Net(), Net()
+        batches = [tokens(0, number) for number in range(2)]
         client = torch.optim.SGD(model.parameters(), lr=SGD["params"]["lr"])
     with torch.device("meta"):
         config = settings(stage, placement, tmp_path)
         engine = ballast.initialize(model=model, optimizer=client, config=config, device=DEVICE)[0]
         for batch in batches:
-            engine.backward(loss_of(engine, batch.to(DEVICE)) / 2)
+            engine.backward(loss_of(engine, batch) / 2)
         engine.step()
         engine.save_checkpoint(tmp_path / "saved")
         engine.load_checkpoint(tmp_path / "saved")
         got = masters(engine)
-    assert_close(got, want)
+    assert_close(got, plainly(plain.to(DEVICE), [2]))
 
 
 @pytest.mark.parametrize("stage", [0, 3])
