@@ -4,7 +4,6 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -16,8 +15,8 @@
 #include "ballast/engine/module_walk.h"
 #include "ballast/engine/rank_errors.h"
 #include "ballast/engine/rank_likeness.h"
+#include "ballast/engine/states_in_turn.h"
 #include "ballast/tiers/device_stream.h"
-#include "ballast/tiers/host_arena.h"
 
 namespace ballast {
 namespace {
@@ -68,48 +67,6 @@ class Guarded {
 
  private:
   std::exception_ptr error_;
-};
-
-// The states of the trainable units, part by part. Those on disk are copied, the next part while the one before it is
-// written: two parts take turns in memory that is there, since new memory would take longer to get than the copy.
-class StatesInTurn {
- public:
-  StatesInTurn(OptimizerStates& optimizer, Tier tier) : optimizer_(optimizer), copies_(tier == Tier::kNvme) {}
-
-  /// A part that take() will give, behind those before.
-  void add(int unit, Range flat) {
-    const std::int64_t begin = optimizer_.kept_range(unit).begin;
-    parts_.push_back({unit, {flat.begin - begin, flat.end - begin}});
-  }
-  /// Of the first call and the next: by flat elements of the unit.
-  std::vector<StateRun> take() {
-    if (begun_ == 0) begin();
-    std::vector<StateRun> runs = next_.get();
-    const std::int64_t shift = optimizer_.kept_range(parts_[begun_ - 1].unit).begin;
-    for (StateRun& run : runs) run.range = {run.range.begin + shift, run.range.end + shift};
-    if (begun_ < parts_.size()) begin();
-    return runs;
-  }
-
- private:
-  void begin() {
-    const StateChunk& part = parts_[begun_];
-    at::Tensor& memory = memory_[begun_++ % 2];
-    const std::int64_t floats = part.range.size() * (1 + static_cast<std::int64_t>(optimizer_.keys().size()));
-    if (copies_ && (!memory.defined() || memory.numel() < floats)) {
-      memory.reset();
-      memory = tiers::HostArena(tiers::HostArena::bytes_of(floats, at::kFloat), false, c10::kCPU)
-                   .allocate(floats, at::kFloat);
-    }
-    next_ = optimizer_.read_all(part.unit, part.range, memory);
-  }
-
-  OptimizerStates& optimizer_;
-  const bool copies_;
-  std::vector<StateChunk> parts_;
-  std::size_t begun_ = 0;
-  std::array<at::Tensor, 2> memory_;
-  StateRead next_;
 };
 
 const char* name_of(Window::Scaling scaling) {
