@@ -54,12 +54,11 @@ ckpt::Part write_weights(WeightSource& weights, const models::GptOptions& option
   return part;
 }
 
-// `latest` would name the weights, and the run would go on from those.
-void refuse_run(const ckpt::CheckpointFolder& folder) {
+// A run's `latest` would name the weights, and the run go on from those; and an import may be what a run began with.
+void refuse_others(const ckpt::CheckpointFolder& folder) {
   for (const std::string& tag : folder.tags())
-    if (tag != kImportedTag)
-      throw UseError("cli.import", "another run's checkpoints are there (", folder.path().string(), ", ", tag,
-                     "; choose another folder for --to)");
+    throw UseError("cli.import", tag == kImportedTag ? "an import is there already" : "a run's checkpoints are there",
+                   " (", folder.of(tag).string(), "; choose another folder for --to, or remove that one)");
 }
 
 }  // namespace
@@ -82,7 +81,7 @@ int import_checkpoint(const std::filesystem::path& from, const std::filesystem::
   const models::GptOptions options = weights.model().value();
   weights.check(options);
   const ckpt::CheckpointFolder folder(to, {});
-  refuse_run(folder);
+  refuse_others(folder);
   const ckpt::Manifest manifest = new_manifest(options);
   folder.begin(manifest.tag);
   try {

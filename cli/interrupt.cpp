@@ -12,13 +12,17 @@ namespace {
 std::atomic<std::time_t> asked_at{0};  // seconds on the monotonic clock; 0: not yet
 static_assert(std::atomic<std::time_t>::is_always_lock_free, "a signal handler writes it");
 
+std::time_t now() noexcept {
+  timespec time{};
+  ::clock_gettime(CLOCK_MONOTONIC, &time);
+  return time.tv_sec + 1;  // never 0
+}
+
 void on_signal(int) {
-  timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
   const std::time_t first = asked_at.load(std::memory_order_relaxed);
   if (first == 0) {
-    asked_at.store(now.tv_sec + 1, std::memory_order_relaxed);  // + 1: never 0
-  } else if (now.tv_sec + 1 - first >= 2) {
+    asked_at.store(now(), std::memory_order_relaxed);
+  } else if (now() - first >= 2) {
     ::_exit(130);
   }
 }
@@ -34,5 +38,10 @@ void catch_interrupts() {
 }
 
 bool interrupted() noexcept { return asked_at.load(std::memory_order_relaxed) != 0; }
+
+void ask_for_an_end() noexcept {
+  std::time_t none = 0;
+  asked_at.compare_exchange_strong(none, now(), std::memory_order_relaxed);
+}
 
 }  // namespace ballast::cli

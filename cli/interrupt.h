@@ -8,5 +8,7 @@ namespace ballast::cli {
 void catch_interrupts();
 
 bool interrupted() noexcept;
+/// As the first signal does.
+void ask_for_an_end() noexcept;
 
 }  // namespace ballast::cli

@@ -184,11 +184,23 @@ int train(RunFile run, const TraceOptions& trace_options, const std::string& res
     trainer.save(console ? console->sums() : nlohmann::json::object());
     saved = trainer.steps();
   };
+  // A file beside the run that can't be written ends the run as a signal does: on all ranks, and saved.
+  std::exception_ptr unwritten;
+  const auto write_beside = [&unwritten](const auto& write) {
+    try {
+      write();
+    } catch (const IoError&) {
+      if (!unwritten) unwritten = std::current_exception();
+      ask_for_an_end();
+    }
+  };
   for (std::int64_t step = trainer.steps() + 1; !stop && !trainer.finished(); ++step) {
     trace.begin(step);
     const StepResult result = trainer.step();
-    trace.end(step, result.stop || trainer.finished());
-    if (console) console->show(result, trainer);
+    write_beside([&] { trace.end(step, result.stop || trainer.finished()); });
+    write_beside([&] {
+      if (console) console->show(result, trainer);
+    });
     stop = result.stop;
     if (run.save.every > 0 && step % run.save.every == 0 && !stop) save();
   }
@@ -196,6 +208,7 @@ int train(RunFile run, const TraceOptions& trace_options, const std::string& res
   trainer.settle();
   if (console && nothing_left) console->nothing_left(trainer);
   if (console && !nothing_left) console->finish(trainer, run.save.on());
+  if (unwritten) std::rethrow_exception(unwritten);
   if (!stop && run.sample.count > 0) {
     const auto tokens = trainer.sample();  // every rank: at stage 3 each forward gathers parameters from all of them
     if (console) console->show_sample(tokens);

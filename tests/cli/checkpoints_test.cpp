@@ -142,6 +142,14 @@ TEST_F(Program, MetricsLeadUpToTheCheckpointOrGoAside) {
   EXPECT_EQ(figures(content("runs/run/metrics.jsonl.old")).size(), 4U);
 }
 
+TEST_F(Program, AFileBesideTheRunThatCannotBeWrittenLosesNoSteps) {
+  const Outcome outcome = ballast("train --config run.json --save kept --trace /dev/full --trace-steps 2:3");
+  EXPECT_EQ(outcome.status, 1);
+  for (const char* part : {"saved: kept/global_step4", "ballast: [trace.write] ", "No space left on device"})
+    EXPECT_TRUE(contains(outcome.output, part)) << part << "\n" << outcome.output;
+  EXPECT_EQ(content("kept/latest"), "global_step4");
+}
+
 TEST_F(Program, InspectsAndVerifiesCheckpoints) {
   ASSERT_EQ(ballast("train --config run.json --set train.steps=2 --save kept").status, 0);
   const Outcome inspected = ballast("checkpoint inspect kept --names");
@@ -178,9 +186,11 @@ TEST_F(Program, ExportsImportsAndStartsFromWhatItExported) {
   }
   const Outcome into_a_run = ballast("checkpoint import model --to kept");
   EXPECT_EQ(into_a_run.status, 2);
-  EXPECT_TRUE(contains(into_a_run.output, "another run's checkpoints are there (kept, global_step"))
-      << into_a_run.output;
-  for (int again = 0; again < 2; ++again) EXPECT_EQ(ballast("checkpoint import model --to imported").status, 0);
+  EXPECT_TRUE(contains(into_a_run.output, "a run's checkpoints are there (kept/global_step")) << into_a_run.output;
+  EXPECT_EQ(ballast("checkpoint import model --to imported").status, 0);
+  const Outcome again = ballast("checkpoint import model --to imported");
+  EXPECT_EQ(again.status, 2);
+  EXPECT_TRUE(contains(again.output, "an import is there already (imported/imported; ")) << again.output;
   EXPECT_TRUE(contains(ballast("checkpoint verify imported").output, "imported: whole"));
   const Outcome begun = ballast("train --config run.json --init imported --set train.name=begun");
   EXPECT_EQ(begun.status, 0) << begun.output;
