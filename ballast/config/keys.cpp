@@ -76,7 +76,7 @@ void add_precision(Keys& keys) {
   keys.push_back(bind<Config>(
       {.path = "fp16.loss_scale_window",
        .allowed = integer(1),
-       .meaning = "Steps without overflow after which the scale doubles."},
+       .meaning = "Steps without overflow, behind a first one, after which the scale doubles."},
       [](auto& c) -> auto& { return c.fp16.loss_scale_window; }));
   keys.push_back(bind<Config>(
       {.path = "fp16.hysteresis",
