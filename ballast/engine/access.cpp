@@ -7,6 +7,7 @@
 
 #include "ballast/base/error.h"
 #include "ballast/engine/impl.h"
+#include "ballast/engine/rank_likeness.h"
 
 namespace ballast {
 namespace {
@@ -42,6 +43,12 @@ std::int64_t step_count(const ParameterInfo& info, const at::Tensor& value) {
 }
 
 }  // namespace
+
+void Engine::Impl::meet_on_parameter(const char* operation, int parameter, const std::string& key) {
+  meet(Call::kAccess, layout.unit_of(parameter).id);
+  check_same_request(*rounds, operation, "call it for the same parameter on all ranks",
+                     operation + (" " + std::to_string(parameter)) + " " + key);
+}
 
 at::Tensor Engine::Impl::whole_on_device(int unit, const at::Tensor& kept) {
   const at::Tensor mine = kept.to(world.device(), at::kFloat).contiguous();
@@ -80,7 +87,7 @@ at::Tensor Engine::full_grad(const std::string& name) {
   check_trainable("engine.full_grad", info);
   const int unit = engine.layout.unit_of(parameter).id;
   return engine.final_on_error([&]() -> at::Tensor {
-    engine.meet(Call::kAccess, unit);
+    engine.meet_on_parameter("engine.full_grad", parameter);
     double active = 0;
     for (const auto& values : engine.rounds->exchange({engine.grads->active(parameter) ? 1.0 : 0.0}))
       active += values.front();
@@ -95,14 +102,16 @@ at::Tensor Engine::full_grad(const std::string& name) {
 void Engine::set_full_grad(const std::string& name, const at::Tensor& value) {
   Impl& engine = running();
   engine.check_usable();
+  engine.refuse_in_backward("engine.set_full_grad");
   const at::NoGradGuard no_grad;
   const int parameter = engine.layout.find(name);
   const ParameterInfo& info = engine.layout.parameters[static_cast<std::size_t>(parameter)];
   check_trainable("engine.set_full_grad", info);
   check_shape("engine.set_full_grad", info, value);
   engine.final_on_error([&] {
-    engine.meet(Call::kAccess, engine.layout.unit_of(parameter).id);
+    engine.meet_on_parameter("engine.set_full_grad", parameter);
     const double factor = engine.prospective_normaliser() * engine.scaler.scale();
+    engine.window.take_given();
     engine.grads->overwrite(parameter, value.to(engine.world.device(), at::kFloat) * factor);
   });
 }
@@ -116,7 +125,7 @@ at::Tensor Engine::full_parameter(const std::string& name) {
   const int unit = engine.layout.unit_of(parameter).id;
   const Slot& slot = engine.layout.slot_of(parameter);
   return engine.final_on_error([&] {
-    engine.meet(Call::kAccess, unit);
+    engine.meet_on_parameter("engine.full_parameter", parameter);
     if (info.trainable)
       return slice(engine.whole_on_device(unit, engine.optimizer->read(unit, "")), info, slot).clone();
     engine.params->hold(unit);
@@ -136,12 +145,12 @@ at::Tensor Engine::full_optimizer_state(const std::string& name, const std::stri
   const int unit = engine.layout.unit_of(parameter).id;
   if (key == OptimizerStates::kStepKey)
     return engine.final_on_error([&] {
-      engine.meet(Call::kAccess, unit);
+      engine.meet_on_parameter("engine.full_optimizer_state", parameter, key);
       return at::full({}, static_cast<double>(engine.optimizer->steps(parameter)),
                       at::TensorOptions(at::kFloat).device(engine.world.device()));
     });
   return engine.final_on_error([&] {
-    engine.meet(Call::kAccess, unit);
+    engine.meet_on_parameter("engine.full_optimizer_state", parameter, key);
     return slice(engine.whole_on_device(unit, engine.optimizer->read(unit, key)), info,
                  engine.layout.slot_of(parameter))
         .clone();
@@ -178,13 +187,14 @@ void Engine::Impl::write_state(int parameter, const std::string& key, const at::
 void Engine::set_full_parameter(const std::string& name, const at::Tensor& value) {
   Impl& engine = running();
   engine.check_usable();
+  engine.refuse_in_backward("engine.set_full_parameter");
   const at::NoGradGuard no_grad;
   const int parameter = engine.layout.find(name);
   const ParameterInfo& info = engine.layout.parameters[static_cast<std::size_t>(parameter)];
   check_shape("engine.set_full_parameter", info, value);
   const int unit = engine.layout.unit_of(parameter).id;
   engine.final_on_error([&] {
-    engine.meet(Call::kAccess, unit);
+    engine.meet_on_parameter("engine.set_full_parameter", parameter);
     engine.refuse_lost_writes_anywhere({unit});  // bringing the new values into view would hide them
     if (info.trainable) {
       engine.write_state(parameter, "", value);
@@ -205,6 +215,7 @@ void Engine::set_full_parameter(const std::string& name, const at::Tensor& value
 void Engine::set_full_optimizer_state(const std::string& name, const std::string& key, const at::Tensor& value) {
   Impl& engine = running();
   engine.check_usable();
+  engine.refuse_in_backward("engine.set_full_optimizer_state");
   const at::NoGradGuard no_grad;
   const int parameter = engine.layout.find(name);
   const ParameterInfo& info = engine.layout.parameters[static_cast<std::size_t>(parameter)];
@@ -213,7 +224,7 @@ void Engine::set_full_optimizer_state(const std::string& name, const std::string
   if (key == OptimizerStates::kStepKey) {
     const std::int64_t steps = step_count(info, value);
     engine.final_on_error([&] {
-      engine.meet(Call::kAccess, unit);
+      engine.meet_on_parameter("engine.set_full_optimizer_state", parameter, key);
       engine.optimizer->set_steps(parameter, steps);
     });
     return;
@@ -223,7 +234,7 @@ void Engine::set_full_optimizer_state(const std::string& name, const std::string
     throw UseError("engine.set_full_optimizer_state",
                    "the key is empty (call set_full_parameter for the master weights)");
   engine.final_on_error([&] {
-    engine.meet(Call::kAccess, unit);
+    engine.meet_on_parameter("engine.set_full_optimizer_state", parameter, key);
     engine.write_state(parameter, key, value);
     engine.optimizer->moments_written(parameter);
   });

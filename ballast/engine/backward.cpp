@@ -121,13 +121,17 @@ void Engine::Impl::backward(const at::Tensor& loss, const BackwardOptions& optio
   if (!loss.defined() || loss.numel() != 1)
     throw UseError("engine.backward", "the loss is not one number (shape ",
                    loss.defined() ? c10::str(loss.sizes()) : "undefined", "; reduce it, e.g. loss.mean())");
+  if (loss.is_complex())
+    throw UseError("engine.backward", "the loss is a complex number (", c10::toString(loss.scalar_type()),
+                   "; take its real part, or its absolute value)");
   if (!loss.requires_grad())
     throw UseError("engine.backward",
                    "the loss has no graph (it doesn't require grad; was it computed under NoGradGuard or detached?)");
   begin_backward(options, -1);
   try {
     const double root = scaler.scale() * options.weight.value_or(1.0);
-    if (options.weight && !warned_rounded_weight && rounded(root, loss.scalar_type()) != root) {
+    const bool narrow = loss.scalar_type() != at::kFloat && loss.scalar_type() != at::kDouble;
+    if (options.weight && !warned_rounded_weight && narrow && rounded(root, loss.scalar_type()) != root) {
       warned_rounded_weight = true;
       log_warning("a weight is rounded to the loss's element type (weight * loss scale ", root, " becomes ",
                   rounded(root, loss.scalar_type()), " in ", c10::toString(loss.scalar_type()),

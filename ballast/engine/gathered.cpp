@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <set>
+#include <string>
 
 #include "ballast/base/error.h"
 #include "ballast/engine/impl.h"
+#include "ballast/engine/rank_likeness.h"
 
 namespace ballast {
 namespace {
@@ -29,6 +31,9 @@ std::vector<int> indices_of(const Layout& layout, const ParamStore& params, cons
                      "; pass tensors from module->parameters())");
     result.push_back(static_cast<int>(p));
   }
+  // In one order on all ranks, whichever the caller's was (a set has another one in each process).
+  std::sort(result.begin(), result.end());
+  result.erase(std::unique(result.begin(), result.end()), result.end());
   return result;
 }
 
@@ -59,6 +64,9 @@ ScopeGuard Engine::gathered(const std::vector<at::Tensor>& params, std::optional
   engine.final_on_error([&] {
     const std::set<int> units = units_of(engine.layout, parameters);
     if (!units.empty()) engine.meet(Call::kGathered, *units.begin());
+    std::string request = std::to_string(writer.value_or(-1));
+    for (int p : parameters) request += "," + std::to_string(p);
+    check_same_request(*engine.rounds, "engine.gathered", "name the same parameters and writer on all ranks", request);
     for (int unit : units) engine.params->hold(unit);
   });
   return engine.guard([&engine, parameters, writer] { engine.end_gathered(parameters, writer); });

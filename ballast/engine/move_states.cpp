@@ -17,6 +17,7 @@ void Engine::Impl::refuse_while_away(const char* operation) const {
 void Engine::offload_states(const std::vector<StateKind>& kinds) {
   Impl& engine = running();
   engine.check_usable();
+  engine.refuse_in_backward("engine.offload_states");
   const at::NoGradGuard no_grad;
   const std::set<StateKind> wanted(kinds.begin(), kinds.end());
   engine.final_on_error([&] {
@@ -33,6 +34,7 @@ void Engine::offload_states(const std::vector<StateKind>& kinds) {
 void Engine::reload_states() {
   Impl& engine = running();
   engine.check_usable();
+  engine.refuse_in_backward("engine.reload_states");
   if (engine.away.empty()) return;
   const at::NoGradGuard no_grad;
   engine.final_on_error([&] {

@@ -41,12 +41,11 @@ void check_same_everywhere(Rounds& rounds, const Config& config, const Layout& l
   }
 }
 
-void check_same_request(Rounds& rounds, const char* operation, const std::string& request) {
+void check_same_request(Rounds& rounds, const char* operation, const char* remedy, const std::string& request) {
   const auto all = rounds.exchange({digest(request)});
   for (std::size_t r = 1; r < all.size(); ++r)
     if (all[r] != all[0])
-      throw UseError(operation, "ranks ask for different things (rank 0 and rank ", r,
-                     " differ; give all ranks the same tag and options)");
+      throw UseError(operation, "ranks ask for different things (rank 0 and rank ", r, " differ; ", remedy, ")");
 }
 
 std::uint64_t digest(const std::vector<double>& rates) {

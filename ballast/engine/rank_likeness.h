@@ -16,8 +16,8 @@ namespace ballast {
 /// Collective. CommError where configurations or the modules' parameters differ.
 void check_same_everywhere(Rounds& rounds, const Config& config, const Layout& layout);
 
-/// Collective. UseError where the ranks' requests (as texts) differ.
-void check_same_request(Rounds& rounds, const char* operation, const std::string& request);
+/// Collective. UseError, with the remedy, where the ranks' requests (as texts) differ.
+void check_same_request(Rounds& rounds, const char* operation, const char* remedy, const std::string& request);
 
 /// A number to compare learning rates by in a round that takes place anyway.
 std::uint64_t digest(const std::vector<double>& rates);

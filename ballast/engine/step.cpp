@@ -39,6 +39,7 @@ void Engine::Impl::refuse_assigned_gradients() const {
 StepReport Engine::Impl::step() {
   const trace::Span call(trace::Lane::kCaller, "step");
   check_usable();
+  refuse_in_backward("engine.step");
   refuse_while_away("engine.step");
   params->refuse_changed_module();
   refuse_assigned_gradients();

@@ -1,6 +1,7 @@
 #include "ballast/grads/window.h"
 
 #include <cmath>
+#include <string>
 
 #include "ballast/base/error.h"
 
@@ -25,12 +26,21 @@ void Window::begin_backward(std::optional<double> weight, bool scale_wrt_gas) {
     throw UseError("grads.backward", "the weight is not a finite number >= 0 (weight ", *weight, ")");
   const Scaling scaling = weight ? Scaling::kWeighted : scale_wrt_gas ? Scaling::kMean : Scaling::kSum;
   if (scaling_ != Scaling::kUnset && scaling_ != scaling)
-    throw UseError("grads.backward", "one window, two ways to normalise (so far ", backwards_, " times ",
-                   name_of(scaling_), ", now ", name_of(scaling), "; end the window with step() or zero_grad() first)");
+    throw UseError("grads.backward", "one window, two ways to normalise (so far ", so_far(), ", now ", name_of(scaling),
+                   "; end the window with step() or zero_grad() first)");
   scaling_ = scaling;
   weight_ += weight.value_or(0);
   ++backwards_;
   ++backwards_since_step_;
+}
+
+std::string Window::so_far() const {
+  if (backwards_ == 0) return "gradients set by name, which count as backwards without a weight do";
+  return std::to_string(backwards_) + " times " + name_of(scaling_);
+}
+
+void Window::take_given() {
+  if (scaling_ == Scaling::kUnset) scaling_ = Scaling::kMean;
 }
 
 bool Window::boundary() const {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 namespace ballast {
 
@@ -24,6 +25,10 @@ class Window {
 
   /// Checks and takes in one backward. UseError, with nothing changed, for a bad weight or a second kind of scaling.
   void begin_backward(std::optional<double> weight, bool scale_wrt_gas);
+
+  /// A gradient was given by its value instead of by a backward: what it was multiplied by for the sum stays right only
+  /// if no backward with a weight comes. Nothing where the window's scaling is known.
+  void take_given();
 
   /// Managed: the next step() ends the window.
   bool boundary() const;
@@ -59,6 +64,8 @@ class Window {
   std::int64_t accumulation_steps() const { return accumulation_steps_; }
 
  private:
+  std::string so_far() const;
+
   bool managed_;
   std::int64_t accumulation_steps_;
   Scaling scaling_ = Scaling::kUnset;

@@ -22,8 +22,9 @@ class GatheredParameters:
     with ballast.zero.GatheredParameters(model.head.weight, modifier_rank=0):
         if rank == 0: torch.nn.init.zeros_(model.head.weight)
 
-    params: one, or several; those that no engine trains are whole anyhow. modifier_rank: this rank's values at the end
-    become every rank's, master weights included; None: what is written is an error or lost.
+    params: one, or several, the same on all ranks in any order; those that no engine keeps (integers, float64) are whole
+    anyhow, and each rank's own. modifier_rank: this rank's values at the end become every rank's, master weights
+    included; None: what is written is an error or lost.
     """
 
     def __init__(

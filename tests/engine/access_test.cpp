@@ -242,6 +242,68 @@ TEST(Gathered, TheWritersValuesBecomeEverybodys) {
   });
 }
 
+// The order in which a rank names them is its own, as that of a set is.
+TEST(Gathered, ParametersAreTheSameInAnyOrder) {
+  in_every_cell([](Trial& trial) {
+    Session& session = trial.start(lin({{"a", {5}}, {"b", {5}}, {"c", {5}}}));
+    std::vector<at::Tensor> list{session.model().parameter("a"), session.model().parameter("c"),
+                                 session.model().parameter("b")};
+    if (trial.rank() == 1) std::reverse(list.begin(), list.end());
+    list.push_back(list.front());
+    {
+      const auto guard = session.engine().gathered(list, 0);
+      const at::NoGradGuard no_grad;
+      if (trial.rank() == 0)
+        for (const auto& [name, value] : {std::pair("a", 1), {"b", 2}, {"c", 3}})
+          session.model().parameter(name).fill_(value);
+    }
+    for (const auto& [name, value] : {std::pair("a", 1), {"b", 2}, {"c", 3}}) {
+      session.expect_value(name, value, 0);
+      expect_all(session.model().parameter(name).detach().clone(), value, 0, name);
+    }
+  });
+}
+
+TEST(Access, RanksThatAskForDifferentThingsAreToldSo) {
+  for (const Cell& cell : cells(kEveryStage, kFp32, kCallerOwned))
+    run_trial(2, cell, [](Trial& trial) {
+      Session& session = trial.start(lin({{"unit.a", {5}}, {"unit.b", {5}, 2}}));  // of one unit
+      Engine& engine = session.engine();
+      const bool first = trial.rank() == 0;
+      const std::string mine = first ? "unit.a" : "unit.b";
+      EXPECT_THROW(engine.full_parameter(mine), UseError);
+      EXPECT_THROW(engine.set_full_parameter(mine, at::zeros({5})), UseError);
+      EXPECT_THROW(engine.full_optimizer_state("unit.a", first ? "exp_avg" : "exp_avg_sq"), UseError);
+      EXPECT_THROW(first ? engine.full_grad("unit.a") : engine.full_parameter("unit.a"), UseError);
+      EXPECT_THROW(engine.gathered({session.model().parameter(mine)}), UseError);
+      EXPECT_THROW(engine.gathered({session.model().parameter("unit.a")}, trial.rank()), UseError);
+      session.expect_value("unit.a", 0);
+      session.expect_value("unit.b", 2);
+      session.window({{{"unit.a", trial.shared(1)}}});
+      session.expect_value("unit.a", -.05);
+    });
+}
+
+TEST(Access, AGivenGradientCountsAsABackwardWithoutAWeight) {
+  in_every_cell([](Trial& trial) {
+    Session& session = trial.start(lin(4));
+    session.engine().set_full_grad("p", at::full({4}, 2, at::kFloat));
+    try {
+      session.backward(pull(0), {.weight = 2});
+      ADD_FAILURE() << "a weight behind it would divide what was given";
+    } catch (const UseError& e) {
+      EXPECT_NE(std::string(e.what()).find("gradients set by name"), std::string::npos) << e.what();
+    }
+    session.expect_grad("p", 2);
+    session.backward(pull(trial.shared(1)));
+    session.expect_grad("p", 3);
+    EXPECT_TRUE(session.engine().step().applied);
+    session.backward(pull(trial.shared(1)), {.weight = 2});  // the next window is another
+    session.expect_grad("p", 1);
+    session.engine().zero_grad();
+  });
+}
+
 TEST(Gathered, EndSaysWhatTheGuardWould) {
   in_every_cell(
       [](Trial& trial) {

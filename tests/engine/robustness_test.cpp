@@ -161,6 +161,58 @@ struct Cut : torch::autograd::Function<Cut> {
   }
 };
 
+// From a hook, when one unit's gradient is in and another's isn't. Also in a plain backward.
+TEST(Backward, LetsNobodyEndOrChangeItsWindowMeanwhile) {
+  for (const Cell& cell : cells(kEveryStage, kFp32, kCallerOwned))
+    for (const bool plain : {false, true})
+      run_trial(2, cell, [plain](Trial& trial) {
+        Session& session = trial.start(lin({{"a.p", {3}}, {"b.p", {5}}}));
+        Engine& engine = session.engine();
+        int refused = 0;
+        const auto in_hook = [&](const at::Tensor& gradient) {
+          const std::function<void()> calls[] = {[&] { engine.step(); },
+                                                 [&] { engine.zero_grad(); },
+                                                 [&] { engine.shutdown(); },
+                                                 [&] { engine.save_checkpoint(trial.folder()); },
+                                                 [&] { engine.load_checkpoint(trial.folder()); },
+                                                 [&] { engine.offload_states(); },
+                                                 [&] { engine.set_full_grad("a.p", at::zeros({3})); },
+                                                 [&] { engine.set_full_parameter("a.p", at::zeros({3})); },
+                                                 [&] { engine.backward(at::ones({}).requires_grad_()); }};
+          for (const auto& call : calls) try {
+              call();
+              ADD_FAILURE() << "call " << refused << " went through";
+            } catch (const UseError& e) {
+              ++refused;
+            }
+          return gradient;
+        };
+        at::Tensor middle;
+        {
+          const at::Tensor x = (session.model().parameter("b.p") * trial.shared(2)).sum();
+          middle = x * 1;
+          middle.register_hook(in_hook);
+        }
+        const at::Tensor loss = middle + (session.model().parameter("a.p") * trial.shared(1)).sum() * 1;
+        plain ? loss.backward() : engine.backward(loss);
+        EXPECT_EQ(refused, 9);
+        EXPECT_EQ(engine.step().micro_batches, 1);
+        session.expect_value("a.p", -.05);
+        session.expect_value("b.p", -.1 * 2 / 3);
+        EXPECT_TRUE(trial.folder().names().empty());
+      });
+}
+
+TEST(Backward, TakesNoComplexLoss) {
+  run_trial(1, {0, Placement::kDevice, DType::kFloat32, false}, [](Trial& trial) {
+    Session& session = trial.start(lin(4));
+    const at::Tensor loss = (session.model().parameter("p") * c10::complex<double>(0, 1)).sum();
+    EXPECT_THROW(session.engine().backward(loss), UseError);
+    session.backward(pull(1));
+    session.expect_grad("p", 1);
+  });
+}
+
 TEST(Failure, OfACollectiveInABackwardIsFinal) {
   in_every_stage([](Trial& trial) {
     Board unused(2);
