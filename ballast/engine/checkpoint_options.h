@@ -19,6 +19,9 @@ struct SaveOptions {
   int keep_last = 0;
   /// The program's own state, a JSON document: load_checkpoint gives it back on all ranks. Rank 0's is saved.
   std::string client_state;
+  /// What keeps this rank from saving, where its program has found something: all ranks throw it as a UseError. "": it
+  /// saves.
+  std::string refusal;
 };
 
 struct LoadOptions {

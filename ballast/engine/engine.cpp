@@ -35,7 +35,7 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module_in, const Config& c
     : config(checked(config_in)),
       world(std::move(world_in)),
       module(std::move(module_in)),
-      unsaved_buffers(options.unsaved_buffers),
+      given_buffers(options.buffers),
       ledger(Ledger::create()),
       batch(resolve_batch(config, world.size())),
       policies(make_policies(config, world.size())),
@@ -145,12 +145,20 @@ std::unique_ptr<HostSums> Engine::Impl::make_host_sums(const std::vector<Tier>& 
 }
 
 void Engine::Impl::check_usable() {
-  if (running_backward && running_backward->outermost != -1) fail_backward();  // an exception ended it past us
+  if (running_backward && running_backward->outermost != -1 && running_backward->outermost != BackwardEnds::outermost())
+    fail_backward();  // an exception ended it past us
   if (failure) std::rethrow_exception(failure);
   if (kept) std::rethrow_exception(std::exchange(kept, nullptr));
   // An update that step() promised can't be taken back: the parameters are neither old nor new.
   if (lane) final_on_error([&] { lane->rethrow_failure(); });
   params->rethrow_failure();
+}
+
+void Engine::Impl::refuse_in_backward(const char* operation) const {
+  if (running_backward)
+    throw UseError(operation,
+                   "called inside a running backward, whose gradients are partly in (from a hook or an "
+                   "autograd function; call it when the backward has returned)");
 }
 
 void Engine::Impl::refuse_in_child() const {
@@ -220,6 +228,7 @@ void Engine::abandon() noexcept {
 void Engine::shutdown() {
   if (!impl_) return;
   impl_->refuse_in_child();
+  impl_->refuse_in_backward("engine.shutdown");
   const std::unique_ptr<Impl> impl = std::move(impl_);
   impl->backward_ends.reset();
   impl->hooks.reset();
@@ -248,6 +257,7 @@ Engine::Impl& Engine::running() const {
 void Engine::zero_grad() {
   Impl& engine = running();
   engine.check_usable();
+  engine.refuse_in_backward("engine.zero_grad");
   const at::NoGradGuard no_grad;
   engine.final_on_error([&] { engine.reducer->come_level(engine.announce(false)); });
   engine.drop_window();

@@ -39,8 +39,9 @@ struct EngineOptions {
   /// asked for those of one unit after the other (by dotted names; each in its shape, on any device), and the engine
   /// keeps none of the tensors.
   std::function<std::vector<at::Tensor>(const std::vector<std::string>& names)> materialize = nullptr;
-  /// Buffers by dotted name that checkpoints leave out: what the model computes by itself (Python's persistent=False).
-  std::set<std::string> unsaved_buffers = {};
+  /// The module's buffers by dotted name as they are at a save or a load; null: those that it has registered. For a
+  /// module of another language, which assigns new tensors, and has buffers that checkpoints leave out.
+  std::function<std::vector<std::pair<std::string, at::Tensor>>()> buffers = nullptr;
 };
 
 enum class StateKind : std::uint8_t { kParameters, kGradients, kOptimizer };

@@ -94,6 +94,10 @@ struct Engine::Impl {
   void refuse_while_away(const char* operation) const;
   /// Collective. UseError on all ranks where one wrote a parameter of these units that is not its own to write.
   void refuse_lost_writes_anywhere(const std::vector<int>& units);
+  /// UseError while a backward runs: what the call would end or change is half there.
+  void refuse_in_backward(const char* operation) const;
+  /// All ranks are in this call on this parameter, and ask for the same. UseError where they don't.
+  void meet_on_parameter(const char* operation, int parameter, const std::string& key = "");
   void end_gathered(const std::vector<int>& parameters, std::optional<int> writer);
   double prospective_normaliser();
   at::Tensor whole_on_device(int unit, const at::Tensor& kept);
@@ -126,7 +130,7 @@ struct Engine::Impl {
   Config config;
   World world;
   std::shared_ptr<torch::nn::Module> module;
-  const std::set<std::string> unsaved_buffers;
+  const std::function<NamedTensors()> given_buffers;  // EngineOptions::buffers
   ModuleClaim claim;
   std::shared_ptr<Ledger> ledger;
   BatchShape batch;

@@ -74,7 +74,7 @@ LoadReport Engine::load_checkpoint(const std::filesystem::path& folder, const st
   const at::NoGradGuard no_grad;
   const Agreed agreed = engine.begin_checkpoint_call();
   engine.final_on_error([&] {
-    check_same_request(*engine.rounds, "engine.load_checkpoint",
+    check_same_request(*engine.rounds, "engine.load_checkpoint", "give all ranks the same tag and options",
                        tag + "|" + std::to_string(options.weights_only) + std::to_string(options.load_optimizer) +
                            std::to_string(options.load_scheduler) + std::to_string(options.strict));
   });
@@ -99,7 +99,9 @@ LoadReport Engine::Impl::load(const std::filesystem::path& folder, const std::st
     if (options.strict) refuse_misfit(report, reader->path().string());
     if (options.strict && with_optimizer) refuse_other_optimizer(manifest, optimizer->keys(), reader->path().string());
   });
-  final_on_error([&] { check_same_request(*rounds, "engine.load_checkpoint", reader->digest()); });
+  final_on_error([&] {
+    check_same_request(*rounds, "engine.load_checkpoint", "all ranks must see the same folder", reader->digest());
+  });
   const ckpt::Manifest& manifest = reader->manifest();
   const bool same_ranks = manifest.world == world.size();
   report.window = manifest.window && !options.weights_only;

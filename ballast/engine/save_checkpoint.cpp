@@ -25,6 +25,7 @@ constexpr int kDepthOfClientState = 60;  // a manifest around it is a little dee
 
 void check_request(const std::filesystem::path& folder, const std::string& tag, const SaveOptions& options,
                    bool broken_window) {
+  if (!options.refusal.empty()) throw UseError("engine.save_checkpoint", options.refusal);
   if (folder.empty()) throw UseError("engine.save_checkpoint", "the folder has no name (\".\" is the working folder)");
   constexpr const char* kBlanks = " \t\r\n";
   if (!ckpt::is_plain_name(tag) || tag == "latest" || tag.find_last_not_of(kBlanks) + 1 != tag.size())
@@ -77,8 +78,9 @@ const char* name_of(Window::Scaling scaling) {
 
 NamedTensors Engine::Impl::buffers() const {
   NamedTensors all;
-  for (const auto& item : module->named_buffers())
-    if (item.value().defined() && !unsaved_buffers.contains(item.key())) all.emplace_back(item.key(), item.value());
+  if (given_buffers) all = given_buffers();
+  for (const auto& item : given_buffers ? decltype(module->named_buffers())() : module->named_buffers())
+    if (item.value().defined()) all.emplace_back(item.key(), item.value());
   for (const auto& item : module->named_parameters())  // frozen ones that the engine leaves as they are
     if (item.value().defined() && !is_sharded_type(item.value().scalar_type()))
       all.emplace_back(item.key(), item.value());
@@ -184,6 +186,7 @@ void Engine::Impl::produce(const SavePlan& plan, bool with_gradients, const Save
 
 Agreed Engine::Impl::begin_checkpoint_call() {
   check_usable();
+  refuse_in_backward("engine.checkpoint");
   const Agreed agreed = final_on_error([&] { return meet(Call::kCheckpoint, 0); });
   finish_save();
   return agreed;
@@ -202,7 +205,7 @@ void Engine::save_checkpoint(const std::filesystem::path& folder, const std::str
   const std::string tag = tag_in.empty() ? "global_step" + std::to_string(engine.counters.global_steps) : tag_in;
   together(*engine.rounds, [&] { check_request(folder, tag, options, engine.window.broken()); });
   engine.final_on_error([&] {
-    check_same_request(*engine.rounds, "engine.save_checkpoint",
+    check_same_request(*engine.rounds, "engine.save_checkpoint", "give all ranks the same tag and options",
                        tag + "|" + std::to_string(options.include_window) + std::to_string(options.asynchronous) +
                            std::to_string(options.keep_last));
   });

@@ -64,7 +64,7 @@ std::vector<ckpt::TensorSpec> SavePlan::tensors(int rank) const {
       throw UseError("engine.save_checkpoint", "files can't hold a tensor of this element type (", tensor.name, ", ",
                      c10::toString(tensor.dtype),
                      "; keep it as another, complex numbers by at::view_as_real(), or leave it out with "
-                     "EngineOptions::unsaved_buffers)");
+                     "EngineOptions::buffers)");
     if (!names.insert(tensor.name).second)
       throw UseError("engine.save_checkpoint", "two tensors of a file would have one name (", tensor.name,
                      "; rename a parameter)");

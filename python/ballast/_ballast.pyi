@@ -82,7 +82,7 @@ class Engine:
         module: torch.nn.Module,
         config: str,
         world: World,
-        materialize: object = None,
-        unsaved_buffers: list[str] = [],
+        materialize: object,
+        buffers: object,
     ) -> None: ...
     def __getattr__(self, name: str) -> Any: ...  # calls of the C++ engine, which ballast.Engine makes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib.util
 import json
 import os
@@ -28,12 +29,13 @@ def _end_all() -> None:
         engine._core.abandon()
 
 
-def _not_persistent(model) -> list[str]:
-    """Buffers that a state_dict leaves out too."""
+def _persistent_buffers(model: weakref.ref) -> list[tuple[str, torch.Tensor]]:
+    """Those that a state_dict has, as they are now: a forward may have assigned others, or added some."""
     return [
-        f"{path}.{name}" if path else name
-        for path, module in model.named_modules(remove_duplicate=False)
-        for name in module._non_persistent_buffers_set
+        (f"{path}.{name}" if path else name, buffer)
+        for path, module in model().named_modules(remove_duplicate=False)
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
     ]
 
 
@@ -49,9 +51,8 @@ class Engine:
     def __init__(self, model, settings: dict, world, client, names: dict[torch.Tensor, str]):
         self.module: torch.nn.Module = model
         self.world = world
-        self._core = _ballast.Engine(
-            model, json.dumps(settings), world, materialize.by_name(model), _not_persistent(model)
-        )
+        buffers = functools.partial(_persistent_buffers, weakref.ref(model))
+        self._core = _ballast.Engine(model, json.dumps(settings), world, materialize.by_name(model), buffers)
         _living.add(self)
         self._names = names
         self._known = frozenset(map(id, names))  # which _names keeps alive
@@ -314,11 +315,28 @@ class Engine:
                 "exclude_frozen_parameters=True aren't there; use another save_dir, or save_16bit_model)"
             )
         self.optimizer.push(self._core)  # what the next step would use
-        schedule = None if self.lr_scheduler is None else self.lr_scheduler.state_dict()
-        text = documents.write(client_state, schedule, extra_state.of(self.module))
-        self._core.save_checkpoint(
-            os.fspath(save_dir), "" if tag is None else str(tag), text, include_window, asynchronous, keep_last
-        )
+        text, problem = "", None
+        try:
+            schedule = None if self.lr_scheduler is None else self.lr_scheduler.state_dict()
+            text = documents.write(client_state, schedule, extra_state.of(self.module))
+        except Exception as error:  # the others are on their way into the save, and must hear of it there
+            problem = error
+        refusal = "" if problem is None else f"rank {self.global_rank} can't save ({problem})"
+        try:
+            self._core.save_checkpoint(
+                os.fspath(save_dir),
+                "" if tag is None else str(tag),
+                text,
+                include_window,
+                asynchronous,
+                keep_last,
+                refusal,
+            )
+        except UseError:
+            if problem is None:
+                raise
+        if problem is not None:
+            raise problem
         return True
 
     def load_checkpoint(

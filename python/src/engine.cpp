@@ -17,11 +17,22 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-// materialize: a callable that gives tensors for names. It is called by a thread that doesn't hold the interpreter's
-// lock.
-EngineOptions engine_options(const py::object& materialize, const Names& unsaved_buffers) {
+// Kept by an engine, whose end doesn't hold the interpreter's lock.
+std::shared_ptr<py::object> keep(const py::object& object) {
+  return {new py::object(object), [](const py::object* kept) {
+            const py::gil_scoped_acquire lock;
+            delete kept;
+          }};
+}
+
+// Called by threads that don't hold the interpreter's lock. materialize: a callable that gives tensors for names;
+// buffers: one that gives names and tensors.
+EngineOptions engine_options(const py::object& materialize, const py::object& buffers) {
   EngineOptions options;
-  options.unsaved_buffers = {unsaved_buffers.begin(), unsaved_buffers.end()};
+  options.buffers = [buffers = keep(buffers)] {
+    const py::gil_scoped_acquire lock;
+    return py::cast<std::vector<std::pair<std::string, at::Tensor>>>((*buffers)());
+  };
   if (materialize.is_none()) return options;
   options.materialize = [materialize](const Names& names) {
     const py::gil_scoped_acquire lock;
@@ -45,9 +56,9 @@ struct Abandon {
 using HeldEngine = std::unique_ptr<Engine, Abandon>;
 
 HeldEngine make_engine(const py::object& module, const std::string& config, const World& world,
-                       const py::object& materialize, const Names& unsaved_buffers) {
+                       const py::object& materialize, const py::object& buffers) {
   const auto mirrored = mirror(module);
-  const EngineOptions options = engine_options(materialize, unsaved_buffers);
+  const EngineOptions options = engine_options(materialize, buffers);
   return without_lock([&] { return HeldEngine(new Engine(mirrored, Config::from_string(config), world, options)); });
 }
 
@@ -141,8 +152,8 @@ void bind_engine(py::module_& module) {
   bind_guard(module);
   const py::arg name("name"), value("value"), key("key");
   py::class_<Engine, HeldEngine>(module, "Engine", "ballast::Engine; ballast.Engine is what programs use.")
-      .def(py::init(&make_engine), py::arg("module"), py::arg("config"), py::arg("world"),
-           py::arg("materialize") = py::none(), py::arg("unsaved_buffers") = Names())
+      .def(py::init(&make_engine), py::arg("module"), py::arg("config"), py::arg("world"), py::arg("materialize"),
+           py::arg("buffers"))
       .def(
           "backward",
           [](Engine& engine, const at::Tensor& loss, std::optional<double> weight, bool scale_wrt_gas,
@@ -212,17 +223,18 @@ void bind_engine(py::module_& module) {
       .def(
           "save_checkpoint",
           [](Engine& engine, const std::string& folder, const std::string& tag, const std::string& client_state,
-             bool include_window, bool asynchronous, int keep_last) {
+             bool include_window, bool asynchronous, int keep_last, const std::string& refusal) {
             without_lock([&] {
               engine.save_checkpoint(folder, tag,
                                      {.include_window = include_window,
                                       .asynchronous = asynchronous,
                                       .keep_last = keep_last,
-                                      .client_state = client_state});
+                                      .client_state = client_state,
+                                      .refusal = refusal});
             });
           },
           py::arg("folder"), py::arg("tag") = "", py::arg("client_state") = "", py::arg("include_window") = false,
-          py::arg("asynchronous") = false, py::arg("keep_last") = 0)
+          py::arg("asynchronous") = false, py::arg("keep_last") = 0, py::arg("refusal") = "")
       .def(
           "load_checkpoint",
           [](Engine& engine, const std::string& folder, const std::string& tag, bool weights_only, bool load_optimizer,

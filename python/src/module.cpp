@@ -34,7 +34,7 @@ std::string in_python_words(std::string text) {
       {"LoadOptions::weights_only", "load_module_only"},
       {"SaveOptions::include_window", "include_window"},
       {"at::view_as_real()", "torch.view_as_real()"},
-      {"leave it out with EngineOptions::unsaved_buffers", "register it with persistent=False"},
+      {"leave it out with EngineOptions::buffers", "register it with persistent=False"},
       {"EngineOptions::materialize", "ballast.zero.Init()"},
       {"Engine::set_lr", "engine.set_lr"},
       {"ballast::checkpoint(fn, inputs...)", "torch.utils.checkpoint"},

@@ -33,6 +33,59 @@ def test_what_the_engine_leaves_alone_is_whole_everywhere(tmp_path):
         engine.save_16bit_model(tmp_path, "model.safetensors")
 
 
+class Assigns(Net):
+    """Buffers that forward replaces instead of writing to them, and one that comes late."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+        self.register_buffer("late", None)
+
+    def forward(self, tokens):
+        self.seen = self.seen + 1
+        self.late = torch.cat([self.late, self.seen]) if self.late is not None else self.seen
+        return super().forward(tokens)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_buffers_are_those_of_the_moment(stage, tmp_path):
+    engine, *_ = start(model := Assigns(), stage)
+    train_engine(engine, [3])
+    engine.save_checkpoint(tmp_path)
+    train_engine(engine, [2])
+    with pytest.raises(ballast.UseError, match="of other shapes are late"):  # it has grown
+        engine.load_checkpoint(tmp_path)
+    model.late = model.late[:3] * 0
+    engine.load_checkpoint(tmp_path)
+    assert model.seen.tolist() == [3] and model.late.tolist() == [1, 2, 3]
+    other = Assigns()
+    other.late = torch.zeros(3)
+    engine, *_ = start(other, stage)
+    engine.load_checkpoint(tmp_path)
+    assert other.seen.tolist() == [3] and other.late.tolist() == [1, 2, 3]
+
+
+def _fails_on_one_rank(rank, folder):
+    model = _with_counts(1, None)
+    engine, *_ = start(model, 3)
+    if rank == 1:
+        model.first.state = Net
+    with pytest.raises(ballast.UseError, match="first, a Counts: a type"):
+        engine.save_checkpoint(folder)
+    model.first.state = 1
+    client_state = {"epoch": object()} if rank == 1 else {}
+    with pytest.raises(ballast.UseError, match="client_state isn't JSON"):
+        engine.save_checkpoint(folder, client_state=client_state)
+    train_engine(engine, [1], rank)
+    engine.save_checkpoint(folder, "good")
+    return engine.global_steps
+
+
+def test_a_save_that_fails_on_one_rank_fails_on_all(tmp_path):
+    assert run(2, _fails_on_one_rank, str(tmp_path)) == [1, 1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["good", "latest"]
+
+
 class Counts(torch.nn.Module):
     """A part with extra state of any kind."""
 
