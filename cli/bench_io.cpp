@@ -186,7 +186,7 @@ void compare_with_fio(const DiskFile& file, const Noise& noise, const DiskOption
       theirs.push_back(*fio);
       ratios.push_back(ours.back() / theirs.back());
     }
-    std::printf("%-5s  ballast %.2f GB/s, fio %.2f GB/s: %.2fx (medians of %d turns)\n",
+    std::printf("%-5s  ballast %.2f GB/s, fio %.2f GB/s: %.2fx (medians of %d turns, the ratios' too)\n",
                 op == DiskOp::kRead ? "read" : "write", median(ours) / 1e9, median(theirs) / 1e9, median(ratios),
                 kTurns);
   }

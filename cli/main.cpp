@@ -201,9 +201,9 @@ int run(int argc, char** argv) {
   const auto look_at = [&](CLI::App* verb, std::function<int()> look) {
     verb->add_option("PATH", saved, "A folder of checkpoints, for its latest, or one of them");
     verb->allow_extras();
-    verb->callback([&, look] {
-      chosen = [&, look] {
-        if (saved.empty()) throw UseError("cli.parse", "missing word (PATH of checkpoint)");
+    verb->callback([&, verb, look] {
+      chosen = [&, verb, look] {
+        if (saved.empty()) throw UseError("cli.parse", "missing word (PATH of checkpoint ", verb->get_name(), ")");
         return look();
       };
     });
