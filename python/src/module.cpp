@@ -4,12 +4,14 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <cstdio>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 
 #include "ballast/base/error.h"
+#include "ballast/base/log.h"
 #include "ballast/config/config.h"
 #include "python/src/bind.h"
 #include "python/src/newcomers.h"
@@ -104,6 +106,10 @@ void bind_errors(py::module_& module) {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.attr("__version__") = BALLAST_VERSION;
   bind_errors(module);
+  set_log_sink([](LogLevel level, const std::string& line) {
+    std::fprintf(stderr, "ballast: %s%s\n", level == LogLevel::kWarning ? "warning: " : "",
+                 in_python_words(line).c_str());
+  });
   module.def(
       "effective_config", [](const std::string& text) { return Config::from_string(text).to_json().dump(); },
       "The configuration with all defaults, as JSON. Raises ConfigError.", py::arg("json"));
