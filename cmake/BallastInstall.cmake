@@ -2,6 +2,9 @@
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/ballast)
 
+# An installed program finds the LibTorch that it was built with, also in a .venv inside the sources, which
+# INSTALL_RPATH_USE_LINK_PATH leaves out.
+set_target_properties(ballast PROPERTIES INSTALL_RPATH "${TORCH_INSTALL_PREFIX}/lib")
 install(TARGETS ballast EXPORT ballastTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(EXPORT ballastTargets NAMESPACE ballast:: DESTINATION ${package_dir})
 
@@ -20,6 +23,6 @@ install(FILES ${CMAKE_BINARY_DIR}/ballastConfig.cmake ${CMAKE_BINARY_DIR}/ballas
         DESTINATION ${package_dir})
 
 if(TARGET ballast_cli)
-  set_target_properties(ballast_cli PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
+  set_target_properties(ballast_cli PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${TORCH_INSTALL_PREFIX}/lib")
   install(TARGETS ballast_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()

@@ -30,6 +30,8 @@ macro(ballast_find_libtorch)
           INTERFACE_INCLUDE_DIRECTORIES "${TORCH_INCLUDE_DIRS}")
       endforeach()
       set_property(TARGET torch_cpu PROPERTY INTERFACE_COMPILE_DEFINITIONS USE_DISTRIBUTED USE_C10D_GLOO)
+      # It needs libraries of CUDA, which lie elsewhere in the Python environment: the loader finds them, GNU ld doesn't.
+      set_property(TARGET torch_cpu PROPERTY INTERFACE_LINK_OPTIONS LINKER:--allow-shlib-undefined)
     endif()
   endif()
 endmacro()

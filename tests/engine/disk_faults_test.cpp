@@ -261,9 +261,14 @@ struct Usage {
     const struct mallinfo2 heap = mallinfo2();
     usage.allocated = static_cast<std::int64_t>(heap.uordblks + heap.hblkhd);
     for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++usage.descriptors;
+    for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
+      std::string name;
+      std::getline(std::ifstream(thread.path() / "comm"), name);
+      // io_uring's workers are the kernel's, which has some where a file system can't do without (as tmpfs).
+      if (!name.starts_with("iou-")) ++usage.threads;
+    }
     std::ifstream status("/proc/self/status");
     for (std::string line; std::getline(status, line);) {
-      if (line.starts_with("Threads:")) usage.threads = std::stoll(line.substr(8));
       if (line.starts_with("RssAnon:")) usage.resident += std::stoll(line.substr(8));
       if (line.starts_with("RssShmem:")) usage.resident += std::stoll(line.substr(9));
     }
