@@ -13,13 +13,18 @@ die() {
 }
 
 rm -rf "$WORK"
-mkdir -p "$WORK/torch/lib"
-for part in include share; do ln -s "$TORCH/$part" "$WORK/torch/$part"; done
-for library in "$TORCH"/lib/*; do ln -s "$library" "$WORK/torch/lib/"; done
-[[ -e $WORK/torch/lib/libtorch_cuda.so ]] || touch "$WORK/torch/lib/libtorch_cuda.so"
+mkdir -p "$WORK"
+libtorch=$TORCH
+if [[ ! -e $TORCH/lib/libtorch_cuda.so ]]; then
+  libtorch=$WORK/torch
+  mkdir -p "$libtorch/lib"
+  for part in include share; do ln -s "$TORCH/$part" "$libtorch/$part"; done
+  for library in "$TORCH"/lib/*; do ln -s "$library" "$libtorch/lib/"; done
+  touch "$libtorch/lib/libtorch_cuda.so"
+fi
 
 configure() {
-  cmake -G Ninja -S "$1" -B "$WORK/$2" -DTorch_DIR="$WORK/torch/share/cmake/Torch" \
+  cmake -G Ninja -S "$1" -B "$WORK/$2" -DTorch_DIR="$libtorch/share/cmake/Torch" \
     -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON "${@:3}" > "$WORK/output" 2>&1
 }
 
