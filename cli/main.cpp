@@ -295,9 +295,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  set_log_sink([](LogLevel level, const std::string& line) {
-    std::fprintf(stderr, "ballast: %s%s\n", level == LogLevel::kWarning ? "warning: " : "", in_own_words(line).c_str());
-  });
+  set_log_sink([](LogLevel level, const std::string& line) { print_log_line(level, in_own_words(line)); });
   try {
     return run(argc, argv);
   } catch (const ConfigError& e) {

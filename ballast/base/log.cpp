@@ -18,11 +18,11 @@ void set_log_sink(LogSink to) {
 
 void log_line(LogLevel level, const std::string& line) {
   std::lock_guard lock(mutex);
-  if (sink) {
-    sink(level, line);
-  } else {
-    std::fprintf(stderr, "ballast: %s%s\n", level == LogLevel::kWarning ? "warning: " : "", line.c_str());
-  }
+  sink ? sink(level, line) : print_log_line(level, line);
+}
+
+void print_log_line(LogLevel level, const std::string& line) {
+  std::fprintf(stderr, "ballast: %s%s\n", level == LogLevel::kWarning ? "warning: " : "", line.c_str());
 }
 
 }  // namespace ballast

@@ -13,6 +13,8 @@ enum class LogLevel { kInfo, kWarning };
 using LogSink = std::function<void(LogLevel, const std::string& line)>;
 void set_log_sink(LogSink sink);
 void log_line(LogLevel level, const std::string& line);
+/// To standard error, as without a sink: for sinks that only change the text.
+void print_log_line(LogLevel level, const std::string& line);
 
 template <class... Parts>
 void log_info(const Parts&... parts) {

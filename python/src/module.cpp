@@ -4,7 +4,6 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <cstdio>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -106,10 +105,7 @@ void bind_errors(py::module_& module) {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.attr("__version__") = BALLAST_VERSION;
   bind_errors(module);
-  set_log_sink([](LogLevel level, const std::string& line) {
-    std::fprintf(stderr, "ballast: %s%s\n", level == LogLevel::kWarning ? "warning: " : "",
-                 in_python_words(line).c_str());
-  });
+  set_log_sink([](LogLevel level, const std::string& line) { print_log_line(level, in_python_words(line)); });
   module.def(
       "effective_config", [](const std::string& text) { return Config::from_string(text).to_json().dump(); },
       "The configuration with all defaults, as JSON. Raises ConfigError.", py::arg("json"));
