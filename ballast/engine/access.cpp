@@ -58,9 +58,7 @@ at::Tensor Engine::Impl::whole_on_device(int unit, const at::Tensor& kept) {
   return all;
 }
 
-// What the window's sum would be divided by if it were complete now; ranks without a backward take the others' word for
-// how.
-double Engine::Impl::prospective_normaliser() {
+Engine::Impl::Normaliser Engine::Impl::prospective_normaliser() {
   double weight = 0;
   auto scaling = Window::Scaling::kUnset;
   for (const auto& values : rounds->exchange({window.weight(), static_cast<double>(window.scaling())})) {
@@ -70,11 +68,11 @@ double Engine::Impl::prospective_normaliser() {
   const double steps = static_cast<double>(window.accumulation_steps());
   switch (scaling) {
     case Window::Scaling::kWeighted:
-      return weight > 0 ? weight : 1;  // so far all contributions are zero
+      return {scaling, weight > 0 ? weight : 1};  // so far all contributions are zero
     case Window::Scaling::kSum:
-      return world.size();
+      return {scaling, static_cast<double>(world.size())};
     default:
-      return world.size() * steps;
+      return {scaling, world.size() * steps};
   }
 }
 
@@ -91,7 +89,7 @@ at::Tensor Engine::full_grad(const std::string& name) {
     double active = 0;
     for (const auto& values : engine.rounds->exchange({engine.grads->active(parameter) ? 1.0 : 0.0}))
       active += values.front();
-    const double normaliser = engine.prospective_normaliser();
+    const double normaliser = engine.prospective_normaliser().divisor;
     at::Tensor sum = engine.reducer->peek(unit);
     if (active == 0 || !sum.defined()) return {};
     if (!engine.policies.grads.keep_whole_sum) sum = engine.whole_on_device(unit, sum);
@@ -110,9 +108,10 @@ void Engine::set_full_grad(const std::string& name, const at::Tensor& value) {
   check_shape("engine.set_full_grad", info, value);
   engine.final_on_error([&] {
     engine.meet_on_parameter("engine.set_full_grad", parameter);
-    const double factor = engine.prospective_normaliser() * engine.scaler.scale();
-    engine.window.take_given();
-    engine.grads->overwrite(parameter, value.to(engine.world.device(), at::kFloat) * factor);
+    const Impl::Normaliser normaliser = engine.prospective_normaliser();
+    if (normaliser.scaling == Window::Scaling::kUnset) engine.window.take_given();
+    engine.grads->overwrite(parameter,
+                            value.to(engine.world.device(), at::kFloat) * (normaliser.divisor * engine.scaler.scale()));
   });
 }
 
@@ -220,7 +219,6 @@ void Engine::set_full_optimizer_state(const std::string& name, const std::string
   const int parameter = engine.layout.find(name);
   const ParameterInfo& info = engine.layout.parameters[static_cast<std::size_t>(parameter)];
   check_trainable("engine.set_full_optimizer_state", info);
-  const int unit = engine.layout.unit_of(parameter).id;
   if (key == OptimizerStates::kStepKey) {
     const std::int64_t steps = step_count(info, value);
     engine.final_on_error([&] {

@@ -99,7 +99,13 @@ struct Engine::Impl {
   /// All ranks are in this call on this parameter, and ask for the same. UseError where they don't.
   void meet_on_parameter(const char* operation, int parameter, const std::string& key = "");
   void end_gathered(const std::vector<int>& parameters, std::optional<int> writer);
-  double prospective_normaliser();
+  struct Normaliser {
+    Window::Scaling scaling;
+    double divisor;
+  };
+  /// Collective. What the window's sum would be divided by if it were complete now; ranks without a backward take the
+  /// others' word for how.
+  Normaliser prospective_normaliser();
   at::Tensor whole_on_device(int unit, const at::Tensor& kept);
   void write_state(int parameter, const std::string& key, const at::Tensor& value);
 

@@ -39,9 +39,7 @@ std::string Window::so_far() const {
   return std::to_string(backwards_) + " times " + name_of(scaling_);
 }
 
-void Window::take_given() {
-  if (scaling_ == Scaling::kUnset) scaling_ = Scaling::kMean;
-}
+void Window::take_given() { scaling_ = Scaling::kMean; }
 
 bool Window::boundary() const {
   if (!managed_) return true;

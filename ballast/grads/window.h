@@ -26,8 +26,8 @@ class Window {
   /// Checks and takes in one backward. UseError, with nothing changed, for a bad weight or a second kind of scaling.
   void begin_backward(std::optional<double> weight, bool scale_wrt_gas);
 
-  /// A gradient was given by its value instead of by a backward: what it was multiplied by for the sum stays right only
-  /// if no backward with a weight comes. Nothing where the window's scaling is known.
+  /// A gradient was given by its value before any rank's first backward: what it was multiplied by for the sum stays
+  /// right only if no backward with a weight comes.
   void take_given();
 
   /// Managed: the next step() ends the window.

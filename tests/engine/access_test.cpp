@@ -304,6 +304,20 @@ TEST(Access, AGivenGradientCountsAsABackwardWithoutAWeight) {
   });
 }
 
+// A rank without a backward takes the others' word for how the window is normalised.
+TEST(Access, AGivenGradientJoinsAnotherRanksWeights) {
+  for (const Cell& cell : cells({0, 1, 2}, kFp32, kCallerOwned))
+    run_trial(2, cell, [](Trial& trial) {
+      Session& session = trial.start(lin(4));
+      if (trial.rank() == 0) session.backward(pull(3), {.weight = 2});
+      session.engine().set_full_grad("p", at::full({4}, 2, at::kFloat));
+      session.expect_grad("p", 2);
+      session.backward(pull(5), {.weight = 1});
+      session.expect_grad("p", (2 * 2 + 5 + 5) / 4.);
+      EXPECT_TRUE(session.engine().step().applied);
+    });
+}
+
 TEST(Gathered, EndSaysWhatTheGuardWould) {
   in_every_cell(
       [](Trial& trial) {
