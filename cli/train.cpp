@@ -208,12 +208,12 @@ int train(RunFile run, const TraceOptions& trace_options, const std::string& res
   trainer.settle();
   if (console && nothing_left) console->nothing_left(trainer);
   if (console && !nothing_left) console->finish(trainer, run.save.on());
-  if (unwritten) std::rethrow_exception(unwritten);
   if (!stop && run.sample.count > 0) {
     const auto tokens = trainer.sample();  // every rank: at stage 3 each forward gathers parameters from all of them
     if (console) console->show_sample(tokens);
   }
   if (console) console->show_files(trace.written());
+  if (unwritten) std::rethrow_exception(unwritten);  // when the others need this rank no more
   return stop ? kExitInterrupted : 0;
 }
 

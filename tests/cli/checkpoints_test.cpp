@@ -148,6 +148,12 @@ TEST_F(Program, AFileBesideTheRunThatCannotBeWrittenLosesNoSteps) {
   for (const char* part : {"saved: kept/global_step4", "ballast: [trace.write] ", "No space left on device"})
     EXPECT_TRUE(contains(outcome.output, part)) << part << "\n" << outcome.output;
   EXPECT_EQ(content("kept/latest"), "global_step4");
+
+  // At the last step nothing is cut short: the sample needs all ranks.
+  const Outcome last = ballast("train --config run.json --sample 5 --trace /dev/full --trace-steps 5:6");
+  EXPECT_EQ(last.status, 1);
+  for (const char* part : {"sample of 5 bytes", "ballast: [trace.write] "})
+    EXPECT_TRUE(contains(last.output, part)) << part << "\n" << last.output;
 }
 
 TEST_F(Program, InspectsAndVerifiesCheckpoints) {
