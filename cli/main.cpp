@@ -1,6 +1,5 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <cstring>
 #include <functional>
 #include <optional>
 #include <sstream>
@@ -11,6 +10,7 @@
 #include "ballast/base/edit_distance.h"
 #include "ballast/base/error.h"
 #include "ballast/base/log.h"
+#include "ballast/base/reworded.h"
 #include "cli/bench_io.h"
 #include "cli/commands.h"
 
@@ -47,9 +47,7 @@ std::string in_own_words(std::string text) {
       {"LoadOptions::strict = false loads what fits", "the section model must be that of the checkpoint"},
       {"; LoadOptions::load_scheduler = false begins it anew", ""},
   };
-  for (const auto& [theirs, ours] : kWords)
-    if (const std::size_t at = text.find(theirs); at != std::string::npos) text.replace(at, std::strlen(theirs), ours);
-  return text;
+  return reworded(std::move(text), kWords);
 }
 
 int fail(const std::exception& error, int status) {

@@ -4,13 +4,13 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 
 #include "ballast/base/error.h"
 #include "ballast/base/log.h"
+#include "ballast/base/reworded.h"
 #include "ballast/config/config.h"
 #include "python/src/bind.h"
 #include "python/src/newcomers.h"
@@ -42,10 +42,7 @@ std::string in_python_words(std::string text) {
       {"ballast::checkpoint", "torch.utils.checkpoint"},
       {"module->to(torch::kFloat32)", "module.float()"},
   };
-  for (const auto& [ours, theirs] : kWords)
-    for (std::size_t at = 0; (at = text.find(ours, at)) != std::string::npos; at += std::strlen(theirs))
-      text.replace(at, std::strlen(ours), theirs);
-  return text;
+  return reworded(std::move(text), kWords);
 }
 
 // Python's classes, by their C++ counterparts. They live as long as the interpreter.
