@@ -56,9 +56,11 @@ ckpt::Part write_weights(WeightSource& weights, const models::GptOptions& option
 
 // A run's `latest` would name the weights, and the run go on from those; and an import may be what a run began with.
 void refuse_others(const ckpt::CheckpointFolder& folder) {
-  for (const std::string& tag : folder.tags())
-    throw UseError("cli.import", tag == kImportedTag ? "an import is there already" : "a run's checkpoints are there",
-                   " (", folder.of(tag).string(), "; choose another folder for --to, or remove that one)");
+  const std::vector<std::string> tags = folder.tags();
+  if (tags.empty()) return;
+  const char* what = tags.back() == kImportedTag ? "an import is there already" : "a run's checkpoints are there";
+  throw UseError("cli.import", what, " (", folder.of(tags.back()).string(),
+                 "; choose another folder for --to, or remove that one)");
 }
 
 }  // namespace

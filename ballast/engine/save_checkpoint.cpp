@@ -78,9 +78,12 @@ const char* name_of(Window::Scaling scaling) {
 
 NamedTensors Engine::Impl::buffers() const {
   NamedTensors all;
-  if (given_buffers) all = given_buffers();
-  for (const auto& item : given_buffers ? decltype(module->named_buffers())() : module->named_buffers())
-    if (item.value().defined()) all.emplace_back(item.key(), item.value());
+  if (given_buffers) {
+    all = given_buffers();
+  } else {
+    for (const auto& item : module->named_buffers())
+      if (item.value().defined()) all.emplace_back(item.key(), item.value());
+  }
   for (const auto& item : module->named_parameters())  // frozen ones that the engine leaves as they are
     if (item.value().defined() && !is_sharded_type(item.value().scalar_type()))
       all.emplace_back(item.key(), item.value());

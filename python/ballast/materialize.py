@@ -85,8 +85,8 @@ class Init:
     __dlpack__() inside give a copy; what else reads memory past PyTorch's operators there (pickle) sees no values.
 
     dtype: of floating-point parameters, like torch.set_default_dtype. min_numel: tensors of at most this many elements
-    are made at once, and real. Where PyTorch's default device is a GPU, it is the CPU inside. enabled: False does nothing. config, config_dict_or_path: as in DeepSpeed; only checked.
-    Inside another Init() only dtype counts.
+    are made at once, and real. enabled: False does nothing. config, config_dict_or_path: as in DeepSpeed; only checked.
+    Where PyTorch's default device is a GPU, it is the CPU inside. Inside another Init() only dtype counts.
     """
 
     _this_thread = threading.local()  # .inside: the innermost one
