@@ -1,7 +1,6 @@
 #include "ballast/params/residency.h"
 
 #include <ATen/ATen.h>
-#include <ATen/record_function.h>
 
 #include <algorithm>
 
@@ -34,7 +33,6 @@ Residency::Residency(const Layout& layout, ShardHome& shards, Rounds& rounds, st
       states_(layout.units.size()) {}
 
 void Residency::adopt(int unit, at::Tensor full, std::vector<std::vector<at::Tensor>> parameters, bool persistent) {
-  at::DisableRecordFunctionGuard unobserved;  // a persistent unit is gathered here, under the lock
   Lock lock(mutex_);
   State& state = at(unit);
   const std::string& name = layout_.units[static_cast<std::size_t>(unit)].name;
@@ -90,7 +88,6 @@ void Residency::touch_in_child(int unit) noexcept {
 
 void Residency::hold(int unit) {
   if (!at(unit).managed) return;
-  at::DisableRecordFunctionGuard unobserved;
   Lock lock(mutex_);
   ++at(unit).pins;  // as above
   try {
@@ -284,7 +281,6 @@ void Residency::close(int unit) {
 
 void Residency::open_after(int unit, PendingUpdate update) {
   Lock lock(mutex_);
-  at::DisableRecordFunctionGuard unobserved;
   State& state = at(unit);
   if (!state.managed) return;
   state.update = std::move(update);
@@ -303,7 +299,6 @@ void Residency::open_after(int unit, PendingUpdate update) {
 }
 
 void Residency::shard_moved(int unit, bool regather) {
-  const at::DisableRecordFunctionGuard unobserved;
   Lock lock(mutex_);
   State& state = at(unit);
   if (!state.managed) return;
@@ -340,7 +335,6 @@ std::exception_ptr Residency::failure() const {
 }
 
 void Residency::restore() {
-  at::DisableRecordFunctionGuard unobserved;
   Lock lock(mutex_);
   for (std::size_t u = 0; u < states_.size(); ++u) {
     State& state = states_[u];

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
 
 #include <cstdint>
 #include <deque>
@@ -110,7 +111,16 @@ class Residency final : public FaultHandler {
     tiers::DeviceMark launched;  // the gather
     Ledger::Entry bytes;
   };
-  using Lock = std::unique_lock<std::mutex>;
+  /// Whoever holds it runs operators on units too, such as the copy that ends a gather in host memory. They must not be
+  /// observed: the observer would come back here and wait for this very lock.
+  class Lock {
+   public:
+    explicit Lock(std::mutex& mutex) : held_(mutex) {}
+
+   private:
+    at::DisableRecordFunctionGuard unobserved_;
+    std::lock_guard<std::mutex> held_;
+  };
 
   State& at(int unit) { return states_[static_cast<std::size_t>(unit)]; }
   const State& at(int unit) const { return states_[static_cast<std::size_t>(unit)]; }

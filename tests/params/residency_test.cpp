@@ -86,6 +86,24 @@ TEST(Residency, TheSecondPassIsPrefetched) {
   });
 }
 
+// What ends a gather may run operators on the unit, which an observer must not meet under the residency's lock.
+TEST(Residency, AUnitThatCameAheadOfAnyUseLeaves) {
+  testing::run_ranks(
+      2,
+      [](const World& world) {
+        Sharded sharded(world, 2, 1);
+        for (int pass = 0; pass < 2; ++pass)
+          for (int unit : {0, 1, 2, 3}) EXPECT_EQ(sharded.sum(unit), 2 * kWidth * (unit + 1));
+        ASSERT_EQ(sharded.sum(0), 2 * kWidth);
+        ASSERT_EQ(sharded.gathered_bytes(), 2 * 2 * kWidth * 4) << "unit 1 is ahead";
+        sharded.residency.close(1);
+        EXPECT_EQ(sharded.gathered_bytes(), 2 * kWidth * 4);
+        sharded.residency.open_after(1, {});
+        EXPECT_EQ(sharded.sum(1), 2 * kWidth * 2);
+      },
+      testing::thread_options());
+}
+
 TEST(Residency, ANewShardReplacesTheMappedCopy) {
   testing::run_ranks(2, [](const World& world) {
     Sharded sharded(world, 4, 0);
