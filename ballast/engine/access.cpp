@@ -174,6 +174,7 @@ void Engine::Impl::write_state(int parameter, const std::string& key, const at::
   const Range kept = optimizer->kept_range(unit);
   const Range part = intersect(kept, {slot.offset, slot.offset + slot.numel});
   if (part.empty()) return;
+  if (key.empty()) params->before_write(unit);
   const Range elements{part.begin - kept.begin, part.end - kept.begin};
   const at::Tensor values = value.reshape({-1}).narrow(0, part.begin - slot.offset, part.size()).to(at::kFloat);
   optimizer->write(unit, key, elements, values);

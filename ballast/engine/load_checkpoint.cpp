@@ -183,6 +183,7 @@ void Engine::Impl::take_up_unit(const Unit& unit, const LoadPlan& plan, const st
     optimizer->set_fresh(slot.parameter, record->trainable ? record->fresh : true);
   }
   const at::DisableRecordFunctionGuard unobserved;  // an observer would take this for somebody else's write
+  params->before_write(unit.id);
   if (!unit.trainable || optimizer->masters_apart(unit.id))
     params->with_owned(unit.id, ShardHome::Access::kReplace, [&](const at::Tensor& owned) {
       for (const SpareStates& part : values)

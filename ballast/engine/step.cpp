@@ -143,6 +143,7 @@ void Engine::Impl::update(int unit, const UpdateStep& step) {
       params->with_owned(update.unit, access, [&](const at::Tensor& owned) { optimizer->run(update, owned); });
     };
     if (optimizer->on_device(unit)) {
+      params->settle(unit);  // unless a forward did: the last step's gather may still be under way
       const tiers::DeviceSpan work(trace::Lane::kCompute, "update", layout.units[static_cast<std::size_t>(unit)].name,
                                    world.device());
       run();

@@ -240,6 +240,12 @@ void ParamStore::settle(int unit) {
   if (residency_) residency_->settle(unit);
 }
 
+void ParamStore::before_write(int unit) {
+  settle(unit);
+  if (shards_ && shards_->tier(unit) == Tier::kHost)
+    tiers::DeviceStream::mark_current(full(unit).device()).synchronize();
+}
+
 void ParamStore::hold(int unit) {
   ++units_[static_cast<std::size_t>(unit)].holds;
   if (gate_) gate_->settle(unit);

@@ -55,7 +55,8 @@ class ParamStore {
 
   /// What this rank's update of the unit writes: compute dtype, [padded] at stage 0, else [shard].
   Range owned_range(int unit) const;
-  /// body(these values), kReplace: undefined before. Throws IoError where they lie on disk.
+  /// body(these values), kReplace: undefined before. Who writes there but the unit's update on the lane calls
+  /// before_write() first. Throws IoError where they lie on disk.
   void with_owned(int unit, ShardHome::Access access, const std::function<void(const at::Tensor&)>& body);
   /// The same where they rest in memory that stays theirs.
   const at::Tensor& owned(int unit) const;
@@ -71,6 +72,10 @@ class ParamStore {
   void finish_launching();
   /// Waits until its owned values and, where it is whole, the module's copy are the newest.
   void settle(int unit);
+  /// Waits until what the calling thread writes to the unit's owned values from now on is the last word: the update
+  /// under way would come over it, and a copy of a shard in host memory that the device still owes would carry it to an
+  /// operator from before.
+  void before_write(int unit);
   /// Takes the parameters that lie on the device to host memory, or back. An operator that needs whole parameters
   /// meanwhile brings them back itself; shards are read where they are. rebind(unit): owned(unit) is another tensor
   /// now.

@@ -19,10 +19,21 @@ constexpr const char* kLast = "c.p";  // its update runs last
 const std::vector<Named> kUnits{{kFirst, {200}}, {"b.p", {65}}, {kLast, {300}}};
 constexpr int kRanks = 2;
 
-/// An engine whose updates wait for a test's word.
+/// Some ten milliseconds of work on the current stream of an accelerator: what is queued behind it comes late, so that
+/// whoever doesn't wait for it is found out.
+void keep_busy(c10::Device device) {
+  if (device.is_cpu()) return;
+  at::Tensor product = at::eye(4096, at::TensorOptions(at::kFloat).device(device));
+  for (int i = 0; i < 5; ++i) product = product.matmul(product);
+}
+
+/// An engine whose updates wait for a test's word, and then for the lane's stream.
 struct Gated {
   Gated(Trial& trial, const nlohmann::json& settings, bool driver_compares = true) {
-    const LaneHook hook([gate = gate](std::string_view what) { gate->pass(what); });
+    const LaneHook hook([gate = gate, device = trial.world().device()](std::string_view what) {
+      gate->pass(what);
+      if (what == "update") keep_busy(device);
+    });
     if (driver_compares) {
       session = &trial.start(lin(kUnits), settings);
     } else {
@@ -187,6 +198,42 @@ TEST(LazyStep, AWriteComesAfterTheUpdateThatWasDecidedBefore) {
     gated.session->expect_value(kFirst, 3, 0);
     gated.session->expect_value("b.p", -.1);
   });
+}
+
+TEST(LazyStep, ALoadComesAfterTheUpdateThatWasDecidedBefore) {
+  in_every_home([](Trial& trial, const Home& home) {
+    Gated gated(trial, settings_of(trial.cell(), home));
+    gated.engine().save_checkpoint(trial.folder(), "start");
+    gated.step();
+    gated.gate->open_soon();
+    gated.engine().load_checkpoint(trial.folder(), "start");
+    for (const Named& named : kUnits) {
+      const char* const name = named.name.c_str();
+      expect_all(gated.parameter(name), 0, 0, name);
+      gated.session->expect_value(name, 0, 0);
+      gated.session->expect_state(name, "exp_avg", 0, 0);
+    }
+  });
+}
+
+// What an operator was given before the write is what it computes with, however late the device comes to it.
+TEST(LazyStep, AWriteComesAfterTheOperatorsBeforeIt) {
+  for (const Placement placement : kEveryPlacement)
+    for (const int stage : {0, 1, 2, 3}) {
+      run_trial(kRanks, {stage, placement, DType::kFloat32, false}, [](Trial& trial) {
+        Session& session = trial.start(lin(kUnits));
+        const at::Tensor& parameter = session.model().parameter(kLast);
+        session.micro_batch({{kLast, 1}});
+        for (const double value : {7, 8}) {
+          const double before = session.engine().full_parameter(kLast)[0].item<double>();
+          keep_busy(trial.world().device());
+          const at::Tensor seen = parameter.detach() * 1;
+          session.engine().set_full_parameter(kLast, at::full({300}, value, at::kFloat));
+          expect_all(seen, before, 0, "what was computed before the write");
+          expect_all(parameter, value, 0, kLast);
+        }
+      });
+    }
 }
 
 TEST(LazyStep, TheEndOfTheEngineWaits) {
