@@ -16,7 +16,8 @@ namespace ballast::ckpt {
 namespace {
 
 constexpr std::size_t kThreads = 8;
-constexpr std::int64_t kExtent = std::int64_t{32} << 20;
+constexpr std::int64_t kExtent = std::int64_t{32} << 20;  // at most; less where there is little for all threads
+constexpr std::int64_t kLeastExtent = std::int64_t{4} << 20;
 constexpr std::int64_t kWorthItsOwnRead = std::int64_t{1} << 20;
 constexpr std::int64_t kPart = std::int64_t{256} << 10;  // what a core's cache still has when it is copied
 
@@ -43,12 +44,15 @@ void sort_by_place(std::vector<TensorRead>& reads) {
 // reads: sorted, and what the extents refer to.
 std::vector<Extent> extents_of(const std::vector<TensorRead>& reads) {
   std::vector<Extent> extents;
+  std::int64_t all = 0;
+  for (const TensorRead& read : reads) all += read.tensor->end - read.tensor->begin;
+  const std::int64_t most = std::clamp(all / static_cast<std::int64_t>(kThreads), kLeastExtent, kExtent);
   for (auto next = reads.begin(); next != reads.end();) {
     const auto first = next;
     next = std::find_if(first, reads.end(), [&](const TensorRead& read) { return read.tensor != first->tensor; });
     const std::int64_t begin = first->file->place(*first->tensor), bytes = first->tensor->end - first->tensor->begin;
     const bool follows = !extents.empty() && &extents.back().file() == first->file.get() &&
-                         extents.back().end == begin && extents.back().end - extents.back().begin + bytes <= kExtent;
+                         extents.back().end == begin && extents.back().end - extents.back().begin + bytes <= most;
     if (!follows) extents.push_back({{}, begin, begin});
     extents.back().tensors.emplace_back(first, next);
     extents.back().end += bytes;

@@ -110,8 +110,10 @@ LoadReport Engine::Impl::load(const std::filesystem::path& folder, const std::st
   RankReader mine(*reader, plan, *optimizer, *params, with_optimizer);
   Staged staged;
   together(*rounds, [&] {
+    mine.prepare(layout);
     staged.keep = mine.bytes(layout) < tiers::available_host_bytes() / (2 * ranks_here);
     if (staged.keep) mine.reserve(layout);
+    mine.refill(layout, staged.keep);
     for (const Unit& unit : layout.units) {
       UnitValues values = mine.read(unit);
       if (!staged.keep) mine.complete();
@@ -140,6 +142,7 @@ LoadReport Engine::Impl::load(const std::filesystem::path& folder, const std::st
     tiers::BounceBuffer bounce(world.device(), policies.optimizer.pin_memory);
     reducer->come_level(announce(false));
     drop_window();
+    mine.place_refill();
     for (const Unit& unit : layout.units) {
       const auto u = static_cast<std::size_t>(unit.id);
       if (!staged.keep) {

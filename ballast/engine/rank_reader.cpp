@@ -34,26 +34,62 @@ void RankReader::reserve(const Layout& layout) {
   passing_.emplace(bytes.passing, false, c10::kCPU);
 }
 
+void RankReader::prepare(const Layout& layout) {
+  const bool all = std::all_of(layout.units.begin(), layout.units.end(), [&](const Unit& unit) {
+    return !unit.trainable || !optimizer_.on_disk(unit.id) || covers(unit);
+  });
+  if (all) refill_ = optimizer_.make_refill();
+}
+
+// A few chunks after the other: what a checkpoint keeps in one piece and two such parts share is read twice.
+void RankReader::refill(const Layout& layout, bool keep) {
+  if (!refill_) return;
+  weights_.resize(layout.units.size());
+  const auto begin = [&](int u, const SpareStates& chunk) {
+    const Unit& unit = layout.units[static_cast<std::size_t>(u)];
+    fill(unit, chunk);
+    if (!keep) return;
+    UnitValues& weights = weights_[static_cast<std::size_t>(u)];
+    if (weights.empty()) {
+      weights = shape_of(unit);
+      weights.front().memory = new_memory(unit, weights.front());
+    }
+    const Range range = chunk.range;
+    fill(unit, {range, 0, 1, false, weights.front().array(0).narrow(0, range.begin, range.size())});
+  };
+  optimizer_.run(*refill_, begin, [&] { complete(); });
+}
+
 UnitValues RankReader::read(const Unit& unit) {
   if (!has_any_of(unit)) return {};
+  if (const auto u = static_cast<std::size_t>(unit.id); u < weights_.size() && !weights_[u].empty())
+    return std::exchange(weights_[u], {});
   UnitValues values = shape_of(unit);
   for (SpareStates& part : values) {
-    std::optional<tiers::HostArena>& arena = part.lasts ? lasting_ : passing_;
-    part.memory = arena ? arena->allocate(part.numel(), dtype_of(unit)) : at::empty({part.numel()}, dtype_of(unit));
-    if (unit.trainable && covers(unit))
-      clear_padding(unit, part);
-    else
-      copy_current(unit, part);
-    const Range range = in_unit(unit, part);
-    for (const Slot& slot : unit.slots) {
-      const Range piece = intersect(range, {slot.offset, slot.offset + slot.numel});
-      if (record_of(slot) == nullptr || piece.empty()) continue;
-      for (int a = part.first; a < part.first + part.arrays; ++a)
-        read_state(*record_of(slot), a, {piece.begin - slot.offset, piece.end - slot.offset},
-                   part.array(a).narrow(0, piece.begin - range.begin, piece.size()));
-    }
+    part.memory = new_memory(unit, part);
+    fill(unit, part);
   }
   return values;
+}
+
+at::Tensor RankReader::new_memory(const Unit& unit, const SpareStates& part) {
+  std::optional<tiers::HostArena>& arena = part.lasts ? lasting_ : passing_;
+  return arena ? arena->allocate(part.numel(), dtype_of(unit)) : at::empty({part.numel()}, dtype_of(unit));
+}
+
+void RankReader::fill(const Unit& unit, const SpareStates& part) {
+  if (unit.trainable && covers(unit))
+    clear_padding(unit, part);
+  else
+    copy_current(unit, part);
+  const Range range = in_unit(unit, part);
+  for (const Slot& slot : unit.slots) {
+    const Range piece = intersect(range, {slot.offset, slot.offset + slot.numel});
+    if (record_of(slot) == nullptr || piece.empty()) continue;
+    for (int a = part.first; a < part.first + part.arrays; ++a)
+      read_state(*record_of(slot), a, {piece.begin - slot.offset, piece.end - slot.offset},
+                 part.array(a).narrow(0, piece.begin - range.begin, piece.size()));
+  }
 }
 
 at::Tensor RankReader::read_whole(const ckpt::Pieces& pieces, c10::ScalarType dtype, at::IntArrayRef shape) {
@@ -97,6 +133,8 @@ Range RankReader::in_unit(const Unit& unit, const SpareStates& part) const {
 }
 
 UnitValues RankReader::shape_of(const Unit& unit) const {
+  if (refill_ && unit.trainable && optimizer_.on_disk(unit.id))
+    return {{.range = {0, kept(unit).size()}, .arrays = 1, .placed = true}};
   if (unit.trainable) return optimizer_.spares(unit.id, may_last_);
   return {{{0, kept(unit).size()}, 0, 1, false, {}}};
 }

@@ -28,13 +28,22 @@ class RankReader {
   RankReader(ckpt::CheckpointReader& reader, const LoadPlan& plan, OptimizerStates& optimizer, ParamStore& params,
              bool with_optimizer);
 
+  /// Gets a second file for states on disk, where all of them come and there is room for one.
+  void prepare(const Layout& layout);
   /// Of what read() returns for all units.
   std::int64_t bytes(const Layout& layout) const;
   /// Gets memory for that in advance, in huge pages: small ones would take as long to get as the data. What outlives
   /// the load lies apart from what doesn't. All units are then to be taken over.
   void reserve(const Layout& layout);
 
-  /// What the checkpoint hasn't is as it is now. Empty where it has nothing of the unit.
+  /// Reads all states that lie on disk, into that file. keep: the weights among them, for read().
+  void refill(const Layout& layout, bool keep);
+  /// That file takes the first one's place.
+  void place_refill() {
+    if (refill_) optimizer_.take_over(*refill_);
+  }
+  /// What the checkpoint hasn't is as it is now. Empty where it has nothing of the unit. Of states that refill() reads
+  /// the weights alone.
   UnitValues read(const Unit& unit);
   /// A tensor of the checkpoint, whole.
   at::Tensor read_whole(const ckpt::Pieces& pieces, c10::ScalarType dtype, at::IntArrayRef shape);
@@ -51,6 +60,8 @@ class RankReader {
   Range in_unit(const Unit& unit, const SpareStates& part) const;
   UnitValues shape_of(const Unit& unit) const;
   Bytes bytes_by_life(const Layout& layout) const;
+  at::Tensor new_memory(const Unit& unit, const SpareStates& part);
+  void fill(const Unit& unit, const SpareStates& part);
   void copy_current(const Unit& unit, const SpareStates& part);
   void clear_padding(const Unit& unit, const SpareStates& part) const;
   void read_state(const ckpt::ParameterRecord& record, int array, Range elements, const at::Tensor& to);
@@ -65,6 +76,8 @@ class RankReader {
   const std::vector<std::string> keys_;                   // of the moments
   std::vector<std::pair<at::Tensor, at::Tensor>> later_;  // what is being read, and where it goes in another type
   bool may_last_ = false;
+  std::unique_ptr<ChunkRefill> refill_;
+  std::vector<UnitValues> weights_;  // by unit: what refill() has kept
   std::optional<tiers::HostArena> lasting_, passing_;
 };
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "ballast/base/error.h"
+#include "ballast/base/log.h"
 
 namespace ballast {
 
@@ -75,21 +76,23 @@ OptimizerStates::OptimizerStates(const Layout& layout, const OptimizerConfig& co
     at(unit.id).tier = tier[static_cast<std::size_t>(unit.id)];
     at(unit.id).master_is_bound = unit.compute_dtype == at::kFloat && on_device(unit.id) && !policy_.masters_apart;
   }
-  if (lane_ != nullptr) make_chunks(cut_states(layout_, policy_, tier));
+  if (lane_ == nullptr) return;
+  cuts_ = cut_states(layout_, policy_, tier);
+  make_chunks();
 }
 
-void OptimizerStates::make_chunks(const std::vector<StateChunk>& chunks) {
-  std::vector<std::int64_t> sizes;
+void OptimizerStates::make_chunks() {
   std::int64_t longest_copy = 0;  // bytes
-  for (const StateChunk& chunk : chunks) {
+  for (std::size_t c = 0; c < cuts_.size(); ++c) {
+    const StateChunk& chunk = cuts_[c];
     UnitStates& mine = at(chunk.unit);
-    if (mine.chunks++ == 0) mine.first_chunk = static_cast<int>(sizes.size());
-    chunk_ranges_.push_back(chunk.range);
-    sizes.push_back((1 + moments(config_)) * chunk.range.size());
+    if (mine.chunks++ == 0) mine.first_chunk = static_cast<int>(c);
     const auto element =
         static_cast<std::int64_t>(c10::elementSize(layout_.units[static_cast<std::size_t>(chunk.unit)].compute_dtype));
     longest_copy = std::max(longest_copy, chunk.range.size() * element);
   }
+  std::vector<std::int64_t> sizes;
+  for (const StateChunk& chunk : cuts_) sizes.push_back(arrays() * chunk.range.size());
   // On the lane, as all later use: a disk queue belongs to the thread that drives it.
   lane_->run([&] {
     chunks_ = policy_.tier == Tier::kNvme ? std::make_unique<StateChunks>(sizes, policy_.swap, rank_, ledger_)
@@ -106,9 +109,9 @@ Range OptimizerStates::kept_range(int unit) const {
 void OptimizerStates::for_chunks(int unit, Access access, const std::function<void(float*, std::int64_t, Range)>& body,
                                  Range elements) {
   const UnitStates& mine = at(unit);
-  const int all = static_cast<int>(chunk_ranges_.size());
+  const int all = static_cast<int>(cuts_.size());
   for (int c = mine.first_chunk; c < mine.first_chunk + mine.chunks; ++c) {
-    const Range range = chunk_ranges_[static_cast<std::size_t>(c)];
+    const Range range = cuts_[static_cast<std::size_t>(c)].range;
     if (intersect(elements, range).empty()) continue;
     float* floats = chunks_->open(c, access);
     // The ring's other buffers, but one for the chunk that is being written. After the last chunk come the first: the
@@ -285,7 +288,7 @@ std::vector<SpareStates> OptimizerStates::spares(int unit, bool may_last) const 
   std::vector<SpareStates> spares;
   if (mine.tier == Tier::kHost && may_last) {  // the chunks of another StateChunks
     for (int c = mine.first_chunk; c < mine.first_chunk + mine.chunks; ++c)
-      spares.push_back({chunk_ranges_[static_cast<std::size_t>(c)], 0, arrays(), true, {}});
+      spares.push_back({cuts_[static_cast<std::size_t>(c)].range, 0, arrays(), true, {}});
     return spares;
   }
   const bool lasts = mine.tier == Tier::kDevice && device_.is_cpu();
@@ -298,6 +301,7 @@ std::vector<SpareStates> OptimizerStates::spares(int unit, bool may_last) const 
 
 void OptimizerStates::take_over(int unit, const std::vector<SpareStates>& spares, tiers::BounceBuffer& bounce) {
   UnitStates& mine = at(unit);
+  if (std::all_of(spares.begin(), spares.end(), [](const SpareStates& spare) { return spare.placed; })) return;
   if (mine.tier == Tier::kDevice) {
     const std::vector<at::Tensor*> arrays = arrays_of(mine);
     for (const SpareStates& spare : spares)
@@ -322,6 +326,34 @@ void OptimizerStates::take_over(int unit, const std::vector<SpareStates>& spares
           std::copy_n(spare.array(a).const_data_ptr<float>() + (range.begin - spare.range.begin), n, floats + a * n);
     });
   });
+}
+
+std::unique_ptr<ChunkRefill> OptimizerStates::make_refill() {
+  if (policy_.tier != Tier::kNvme || cuts_.empty()) return nullptr;
+  std::unique_ptr<StateChunks> chunks;
+  lane_->run([&] {
+    try {
+      chunks = std::make_unique<StateChunks>(*chunks_, ledger_);
+    } catch (const IoError& e) {
+      log_info("optim: no room for a second file of states, so new ones wait in memory: ", e.what());
+    }
+  });
+  if (!chunks) return nullptr;
+  return std::make_unique<ChunkRefill>(std::move(chunks), static_cast<int>(cuts_.size()), policy_.swap.buffers / 2,
+                                       *lane_);
+}
+
+void OptimizerStates::run(ChunkRefill& refill, const std::function<void(int, const SpareStates&)>& begin,
+                          const std::function<void()>& complete) {
+  const auto begin_chunk = [&](int c, float* floats) {
+    const auto& [unit, range] = cuts_[static_cast<std::size_t>(c)];
+    begin(unit, {range, 0, arrays(), false, at::from_blob(floats, {arrays() * range.size()}, at::kFloat)});
+  };
+  refill.run(begin_chunk, complete);
+}
+
+void OptimizerStates::take_over(ChunkRefill& refill) {
+  lane_->run([&] { refill.exchange(chunks_); });
 }
 
 }  // namespace ballast

@@ -14,6 +14,7 @@
 #include "ballast/config/config.h"
 #include "ballast/grads/host_sums.h"
 #include "ballast/layout/layout.h"
+#include "ballast/optim/chunk_refill.h"
 #include "ballast/optim/state_chunks.h"
 #include "ballast/optim/upload_ring.h"
 #include "ballast/tiers/bounce_buffer.h"
@@ -73,6 +74,7 @@ struct SpareStates {
   int first = 0, arrays = 0;  // which, counted as StateRun's
   bool lasts = false;         // take_over() keeps the memory; else it copies from it
   at::Tensor memory;          // fp32 [numel()] on the host: one array behind the other
+  bool placed = false;        // the states have these values already: take_over() leaves them alone
 
   std::int64_t numel() const { return arrays * range.size(); }
   at::Tensor array(int index) const { return memory.narrow(0, (index - first) * range.size(), range.size()); }
@@ -107,6 +109,7 @@ class OptimizerStates {
   bool masters_apart(int unit) const { return !at(unit).master_is_bound; }
   void bind_masters(int unit, at::Tensor parameters) { at(unit).master = std::move(parameters); }
   bool on_device(int unit) const { return at(unit).tier == Tier::kDevice; }
+  bool on_disk(int unit) const { return at(unit).tier == Tier::kNvme; }
 
   /// A run of elements (of the kept range) that one call updates: same group, same step count, buffers alike.
   struct Segment {
@@ -154,6 +157,14 @@ class OptimizerStates {
   /// unit's states. may_last: the spares of all units are taken over, so that none of the memory in use remains.
   std::vector<SpareStates> spares(int unit, bool may_last) const;
   void take_over(int unit, const std::vector<SpareStates>& spares, tiers::BounceBuffer& bounce);
+  /// A second file for all states on disk, as large as the first. Null where there are none, or the disk has no room
+  /// for it, which the log says. Nothing else may be called until the refill is taken over or gone.
+  std::unique_ptr<ChunkRefill> make_refill();
+  /// As ChunkRefill::run(), with a spare for each chunk.
+  void run(ChunkRefill& refill, const std::function<void(int unit, const SpareStates& spare)>& begin,
+           const std::function<void()>& complete);
+  /// What run() has filled takes the place of all states on disk.
+  void take_over(ChunkRefill& refill);
   /// The parameter's moments were written: SGD's next update builds on its buffer instead of starting it with the
   /// gradient, as torch.optim does where a buffer is there.
   void moments_written(int parameter) { fresh_[static_cast<std::size_t>(parameter)] = false; }
@@ -188,7 +199,7 @@ class OptimizerStates {
   const UnitStates& at(int unit) const { return units_[static_cast<std::size_t>(unit)]; }
   /// Which of a chunk's arrays the key names: 0 masters, 1 and 2 the moments. UseError for another key.
   int array_of(const std::string& key) const;
-  void make_chunks(const std::vector<StateChunk>& chunks);
+  void make_chunks();
   /// body(floats of the chunk's array 0, its stride to the next array, the chunk's range) for each of the unit's chunks
   /// that has some of these elements, on the host lane's thread.
   void for_chunks(int unit, StateChunks::Access access, const std::function<void(float*, std::int64_t, Range)>& body,
@@ -211,7 +222,7 @@ class OptimizerStates {
   std::vector<UnitStates> units_;
   std::vector<std::int64_t> steps_;  // by parameter: updates so far
   std::vector<bool> fresh_;          // by parameter: nothing has been put into its moments yet
-  std::vector<Range> chunk_ranges_;  // by chunk: elements of its unit's kept range
+  std::vector<StateChunk> cuts_;     // by chunk
   std::unique_ptr<StateChunks> chunks_;
   std::optional<UploadRing> uploads_;
 };

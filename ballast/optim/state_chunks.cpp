@@ -20,7 +20,14 @@ StateChunks::StateChunks(const std::vector<std::int64_t>& sizes, const std::shar
 StateChunks::StateChunks(const std::vector<std::int64_t>& sizes, const tiers::SwapOptions& swap, int rank,
                          const std::shared_ptr<Ledger>& ledger) {
   on_disk_.emplace("optimizer.swap", extents(sizes), swap, c10::kCPU, rank);
-  staging_bytes_ = ledger->track(MemoryKind::kStaging, Tier::kHost, on_disk_->bytes().buffers);
+  staging_bytes_ =
+      std::make_shared<Ledger::Entry>(ledger->track(MemoryKind::kStaging, Tier::kHost, on_disk_->bytes().buffers));
+  bytes_ = ledger->track(MemoryKind::kOptimizer, Tier::kNvme, on_disk_->bytes().file);
+}
+
+StateChunks::StateChunks(StateChunks& beside, const std::shared_ptr<Ledger>& ledger)
+    : staging_bytes_(beside.staging_bytes_) {
+  on_disk_.emplace(*beside.on_disk_);
   bytes_ = ledger->track(MemoryKind::kOptimizer, Tier::kNvme, on_disk_->bytes().file);
 }
 
@@ -32,13 +39,17 @@ std::vector<std::int64_t> StateChunks::extents(const std::vector<std::int64_t>& 
 
 float* StateChunks::open(int chunk, Access access) {
   const at::Tensor floats = !on_disk_                    ? on_host_[static_cast<std::size_t>(chunk)]
-                            : access == Access::kReplace ? on_disk_->open_zeros(chunk)
+                            : access == Access::kReplace ? on_disk_->open_new(chunk)
                                                          : on_disk_->open(chunk);
   return static_cast<float*>(floats.mutable_data_ptr());
 }
 
 void StateChunks::close(int chunk, Access access) {
   if (on_disk_) on_disk_->close(chunk, access != Access::kRead);
+}
+
+void StateChunks::finish() {
+  if (on_disk_) on_disk_->finish();
 }
 
 void StateChunks::replace(int chunk, at::Tensor floats) {

@@ -32,7 +32,9 @@ SwapRing::Bytes SwapRing::bytes_of(const std::vector<std::int64_t>& extent_bytes
 
 SwapRing::SwapRing(const std::string& name, const std::vector<std::int64_t>& extent_bytes, const SwapOptions& options,
                    c10::Device device, int rank)
-    : extent_bytes_(extent_bytes),
+    : name_(name),
+      rank_(rank),
+      extent_bytes_(extent_bytes),
       options_(options),
       bytes_(bytes_of(extent_bytes, options.buffers)),
       folder_(options.nvme_path, rank),
@@ -41,13 +43,37 @@ SwapRing::SwapRing(const std::string& name, const std::vector<std::int64_t>& ext
   const int buffers = buffers_of(extent_bytes.size(), options.buffers);
   const std::int64_t longest = bytes_.buffers / buffers;
   HostArena arena(buffers * HostArena::bytes_of(longest, at::kByte), options.pin_memory, device);
+  for (int b = 0; b < buffers; ++b) buffers_.push_back({arena.allocate(longest, at::kByte)});
+  register_buffers();
+}
+
+SwapRing::SwapRing(SwapRing& beside)
+    : name_(beside.name_),
+      rank_(beside.rank_),
+      extent_bytes_(beside.extent_bytes_),
+      options_(beside.options_),
+      bytes_(beside.bytes_),
+      folder_(options_.nvme_path, rank_),
+      file_(folder_.path() / name_, extent_bytes_, options_.disk, rank_),
+      written_(extent_bytes_.size(), false) {
+  beside.forget_buffers();
+  for (const Buffer& buffer : beside.buffers_) buffers_.push_back({buffer.bytes});
+  register_buffers();
+}
+
+void SwapRing::register_buffers() {
   std::vector<std::span<std::byte>> spans;
-  for (int b = 0; b < buffers; ++b) {
-    buffers_.push_back({arena.allocate(longest, at::kByte)});
-    spans.push_back(
-        {static_cast<std::byte*>(buffers_.back().bytes.mutable_data_ptr()), static_cast<std::size_t>(longest)});
-  }
+  for (const Buffer& buffer : buffers_)
+    spans.push_back({static_cast<std::byte*>(buffer.bytes.mutable_data_ptr()), buffer.bytes.nbytes()});
   file_.register_buffers(spans);
+}
+
+void SwapRing::forget_buffers() {
+  finish();
+  for (Buffer& buffer : buffers_) {
+    buffer.read_until.synchronize();
+    buffer = {buffer.bytes};
+  }
 }
 
 std::span<std::byte> SwapRing::memory(const Buffer& buffer, int extent) const {
@@ -115,10 +141,17 @@ SwapRing::Buffer& SwapRing::buffer_of(int extent, bool filled) {
 at::Tensor SwapRing::open(int extent) { return hand_out(buffer_of(extent, /*filled=*/true)); }
 
 at::Tensor SwapRing::open_zeros(int extent) {
+  const at::Tensor bytes = open_new(extent);
+  std::memset(bytes.mutable_data_ptr(), 0, bytes.nbytes());
+  return bytes;
+}
+
+// What pads it on disk is zeros always.
+at::Tensor SwapRing::open_new(int extent) {
   Buffer& buffer = buffer_of(extent, /*filled=*/false);
   const at::Tensor bytes = hand_out(buffer);
-  const std::span<std::byte> all = memory(buffer, extent);
-  std::memset(all.data(), 0, all.size());
+  const std::span<std::byte> padding = memory(buffer, extent).subspan(bytes.nbytes());
+  std::memset(padding.data(), 0, padding.size());
   return bytes;
 }
 

@@ -33,6 +33,10 @@ class SwapRing {
   SwapRing(const std::string& name, const std::vector<std::int64_t>& extent_bytes, const SwapOptions& options,
            c10::Device device, int rank);
 
+  /// Another file like that of `beside`, behind the same buffers, so that it takes no memory: `beside` may not be used
+  /// again before this one is gone. Throws IoError.
+  explicit SwapRing(SwapRing& beside);
+
   /// What a ring takes: the file, and its buffers in host memory.
   struct Bytes {
     std::int64_t file = 0, buffers = 0;
@@ -44,8 +48,9 @@ class SwapRing {
   /// The extent's bytes [extent_bytes], zeros before the first write; the caller's until close(). Waits for the disk.
   /// Others may be open, one buffer less than there are in all. Throws IoError.
   at::Tensor open(int extent);
-  /// The same without reading: zeros.
+  /// The same without reading: zeros, or undefined.
   at::Tensor open_zeros(int extent);
+  at::Tensor open_new(int extent);
   /// changed: what was written to them counts. read_until: what reads the bytes on a device; they don't change before.
   void close(int extent, bool changed, DeviceEvent read_until = {});
   /// open(extent) will come soon: begins to read where a buffer is to be had that nobody else was promised.
@@ -70,7 +75,11 @@ class SwapRing {
   at::Tensor hand_out(Buffer& buffer);
   std::span<std::byte> memory(const Buffer& buffer, int extent) const;
   void wait(int extent);
+  void register_buffers();
+  void forget_buffers();
 
+  const std::string name_;
+  const int rank_;
   const std::vector<std::int64_t> extent_bytes_;
   const SwapOptions options_;
   const Bytes bytes_;

@@ -41,11 +41,15 @@ TEST_P(Ring, ShowsWhatWasLastWrittenInAnyOrderOfCalls) {
           const auto e = random() % sizes.size();
           const int extent = static_cast<int>(e);
           for (auto n = random() % 3; n > 0; --n) ring.expect(static_cast<int>(random() % sizes.size()));
-          const bool zeros = random() % 5 == 0, changed = zeros || random() % 2 == 0;
-          const at::Tensor bytes = zeros ? ring.open_zeros(extent) : ring.open(extent);
+          const auto kind = random() % 6;
+          const bool zeros = kind == 0, undefined = kind == 1, changed = zeros || undefined || random() % 2 == 0;
+          const at::Tensor bytes = zeros       ? ring.open_zeros(extent)
+                                   : undefined ? ring.open_new(extent)
+                                               : ring.open(extent);
           ASSERT_EQ(bytes.numel(), sizes[e]);
           const std::uint8_t want = zeros ? 0 : value[e];
-          ASSERT_TRUE(std::all_of(bytes_of(bytes), bytes_of(bytes) + sizes[e], [&](auto b) { return b == want; }))
+          ASSERT_TRUE(undefined ||
+                      std::all_of(bytes_of(bytes), bytes_of(bytes) + sizes[e], [&](auto b) { return b == want; }))
               << "extent " << extent << ", round " << round << ", " << buffers << " buffers";
           if (changed) std::fill_n(bytes_of(bytes), sizes[e], value[e] = static_cast<std::uint8_t>(random()));
           if (random() % 4 == 0) ring.expect(static_cast<int>((e + 1) % sizes.size()));
