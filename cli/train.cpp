@@ -28,7 +28,8 @@ void write_file(const fs::path& path, const std::string& content) {
   std::ofstream file(path, std::ios::binary);
   file << content;
   if (!file.flush())
-    throw IoError("cli.write", "can't write the file (", path.string(), ": ", std::strerror(errno), ")");
+    throw IoError("cli.write", "can't write the file (", path.string(), ": ", std::strerror(errno),
+                  "; free space there, or choose another folder: train.folder)");
 }
 
 std::shared_ptr<const data::Windows> open_windows(const RunFile& run) {

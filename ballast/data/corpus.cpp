@@ -99,7 +99,9 @@ void check_content(const MappedFile& file, const CorpusOptions& options) {
   const auto zero = std::find(probe.begin(), probe.end(), std::byte{0});
   if (zero != probe.end())
     throw IoError("data.open", "not text: byte ", zero - probe.begin(), " is zero (", file.path().string(), ", ",
-                  bytes.size(), " bytes); choose files by extension, or allow binary files");
+                  bytes.size(),
+                  " bytes; choose files by extension, in a run file data.extensions, or allow binary ones: "
+                  "data.allow_binary)");
 }
 
 }  // namespace

@@ -25,7 +25,8 @@ Windows::Windows(std::shared_ptr<const Corpus> corpus, const WindowOptions& opti
   if (total_ < needed)
     throw IoError("data.windows", "too short for ", needed == 1 ? "a window" : "a window of training and one held out",
                   " (", corpus_->path().string(), ": ", corpus_->size(), " tokens, needed ",
-                  needed * options.length + 1, " with windows of ", options.length, ")");
+                  needed * options.length + 1, " with windows of ", options.length,
+                  "; give more text, or shorter windows: in a run file model.context)");
   if (options.held_out > 0)
     held_out_ = std::max<std::int64_t>(1, std::llround(options.held_out * static_cast<double>(total_)));
   held_out_ = std::min(held_out_, total_ / 2);

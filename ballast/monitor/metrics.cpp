@@ -14,6 +14,8 @@
 namespace ballast::monitor {
 namespace {
 
+constexpr const char* kElsewhere = "; free space there, or choose another folder, in a run file train.folder)";
+
 std::string shortest(double value) {
   std::array<char, 32> text{};
   const auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
@@ -50,14 +52,14 @@ std::vector<std::string> whole_lines(const std::filesystem::path& path) {
 MetricsFiles::File MetricsFiles::create(const std::filesystem::path& path) {
   File file{path, {std::fopen(path.c_str(), "we"), {}}};
   if (!file.file)
-    throw IoError("monitor.create", "can't write the file (", path.string(), ": ", std::strerror(errno), ")");
+    throw IoError("monitor.create", "can't write the file (", path.string(), ": ", std::strerror(errno), kElsewhere);
   return file;
 }
 
 void MetricsFiles::append(const File& to, const std::string& line) {
   const bool written = std::fwrite(line.data(), 1, line.size(), to.file.get()) == line.size();
   if (!written || std::fflush(to.file.get()) != 0)
-    throw IoError("monitor.write", "can't write the file (", to.path.string(), ": ", std::strerror(errno), ")");
+    throw IoError("monitor.write", "can't write the file (", to.path.string(), ": ", std::strerror(errno), kElsewhere);
 }
 
 MetricsFiles::MetricsFiles(const std::filesystem::path& folder, std::vector<std::string> columns,
@@ -65,7 +67,8 @@ MetricsFiles::MetricsFiles(const std::filesystem::path& folder, std::vector<std:
     : columns_(std::move(columns)) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  if (error) throw IoError("monitor.create", "can't create the folder (", folder.string(), ": ", error.message(), ")");
+  if (error)
+    throw IoError("monitor.create", "can't create the folder (", folder.string(), ": ", error.message(), kElsewhere);
   std::string header;
   for (const std::string& column : columns_) header += (header.empty() ? "" : ",") + column;
   std::string rows, objects;
@@ -109,7 +112,7 @@ std::string MetricsFiles::take_up(const std::filesystem::path& csv, const std::s
     std::error_code error;
     std::filesystem::rename(file, file.string() + ".old", error);
     if (error && error != std::errc::no_such_file_or_directory)
-      throw IoError("monitor.create", "can't put the file aside (", file.string(), ": ", error.message(), ")");
+      throw IoError("monitor.create", "can't put the file aside (", file.string(), ": ", error.message(), kElsewhere);
   }
   return "";
 }

@@ -143,8 +143,8 @@ TEST_F(Program, DataErrorsEndTheRunWithPathAndRemedy) {
   EXPECT_EQ(error("empty.txt"), "ballast: [data.open] the file is empty (empty.txt, 0 bytes)\n");
   EXPECT_EQ(error("tiny.txt"),
             "ballast: [data.windows] too short for a window of training and one held out (tiny.txt: 3 tokens, needed "
-            "65 with windows of 32)\n");
-  EXPECT_TRUE(contains(error("image.bin"), "not text: byte 4 is zero (image.bin, 6 bytes)"));
+            "65 with windows of 32; give more text, or shorter windows: in a run file model.context)\n");
+  EXPECT_TRUE(contains(error("image.bin"), "not text: byte 4 is zero (image.bin, 6 bytes; "));
   EXPECT_TRUE(contains(error("absent"), "nothing there (absent: No such file or directory)"));
 }
 

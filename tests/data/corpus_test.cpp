@@ -70,8 +70,8 @@ TEST(Corpus, ErrorsNamePathSizeAndRemedy) {
             "[data.open] not a whole number of tokens (DIR/odd, 5 bytes, 4 bytes a token)");
   const auto binary = folder.write("image.png", std::string("\x89PNG\0\1", 6));
   EXPECT_EQ(open({.path = binary}),
-            "[data.open] not text: byte 4 is zero (DIR/image.png, 6 bytes); choose files by extension, or allow binary "
-            "files");
+            "[data.open] not text: byte 4 is zero (DIR/image.png, 6 bytes; choose files by extension, in a run file "
+            "data.extensions, or allow binary ones: data.allow_binary)");
   EXPECT_EQ(Corpus::open({.path = binary, .allow_binary = true}).size(), 6);
   ::mkfifo((folder.path() / "pipe").c_str(), 0600);
   EXPECT_EQ(open({.path = folder.path() / "pipe"}), "[data.open] not a regular file (DIR/pipe)");

@@ -72,10 +72,11 @@ TEST(Windows, ErrorsShowBothSizes) {
     return error_text<Error>(folder, [&] { Windows(corpus, options); });
   };
   EXPECT_EQ(make(40, {.length = 40, .held_out = 0}),
-            "[data.windows] too short for a window (DIR/text: 40 tokens, needed 41 with windows of 40)");
+            "[data.windows] too short for a window (DIR/text: 40 tokens, needed 41 with windows of 40; "
+            "give more text, or shorter windows: in a run file model.context)");
   EXPECT_EQ(make(41, {.length = 40, .held_out = 0.1}),
             "[data.windows] too short for a window of training and one held out (DIR/text: 41 tokens, needed 81 with "
-            "windows of 40)");
+            "windows of 40; give more text, or shorter windows: in a run file model.context)");
   EXPECT_EQ(make(41, {.length = 0}), "[data.windows] must be at least 1 (length = 0)");
   EXPECT_EQ(make(41, {.length = 4, .held_out = 0.7}), "[data.windows] must be in [0, 0.5] (held_out = 0.7)");
 }
