@@ -1,24 +1,21 @@
 // States on a disk that misbehaves: what the system may do is made good without a trace in the result; what
 // it may not ends every rank with an error that names file, operation and rank, before any wrong value counts.
 #include <malloc.h>
-#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <torch/torch.h>
 
 #include <array>
 #include <atomic>
 #include <cerrno>
-#include <cstring>
 #include <fstream>
 
 #include "ballast/base/error.h"
 #include "ballast/comm/testing.h"
-#include "ballast/tiers/testing.h"
 #include "tests/data/temporary_folder.h"
 #include "tests/engine/support/cases.h"
+#include "tests/engine/support/rank_with_faulty_disk.h"
 #include "tests/engine/support/swap_folder.h"
 #include "tests/engine/support/zoo.h"
-#include "tests/tiers/faulty_disk.h"
 
 namespace ballast::testing {
 namespace {
@@ -26,19 +23,6 @@ namespace {
 using tiers::DiskOp;
 using tiers::DiskRequest;
 using tiers::Fault;
-
-/// While it lives, one rank's swap file of that name follows the plan.
-class RankWithFaultyDisk {
- public:
-  RankWithFaultyDisk(int rank, const std::string& name, tiers::Plan plan) {
-    const std::string mark = "-r" + std::to_string(rank) + "-";
-    wrap_disk_queues([mark, name, plan](std::unique_ptr<tiers::DiskQueue> queue, const std::filesystem::path& file) {
-      if (file.string().find(mark) == std::string::npos || file.filename() != name) return queue;
-      return std::unique_ptr<tiers::DiskQueue>(std::make_unique<tiers::FaultyDisk>(std::move(queue), plan));
-    });
-  }
-  ~RankWithFaultyDisk() { wrap_disk_queues({}); }
-};
 
 /// A swap file, and where it is in use.
 struct File {
@@ -213,122 +197,6 @@ TEST(DiskBreaks, ASaveWhoseWindowCannotBeReadTellsEveryRankWhy) {
         },
         thread_options());
   }
-}
-
-/// Both ranks' engines with states on disk, trained for some steps.
-struct Trained {
-  Trained(const World& world, const Cell& cell, const std::string& path) : world(world), unused(world.size()) {
-    nlohmann::json changes = Zoo::leaf_settings();
-    changes["comm_timeout_seconds"] = 30;
-    if (!path.empty()) changes["zero_optimization"]["offload_optimizer"] = {{"nvme_path", path}};
-    session = std::make_unique<Session>(model, settings(cell, 1, changes), world, unused);
-  }
-  void train(int steps) {
-    for (int n = 0; n < steps; ++n, ++step) {
-      session->engine().backward(model->loss(sample(step, 0, world.rank(), world.device())));
-      session->engine().step();
-    }
-    session->engine().synchronize();
-  }
-  std::map<std::string, at::Tensor> states() {
-    std::map<std::string, at::Tensor> states = session->masters();
-    for (const auto& [name, master] : session->masters())
-      states[name + ", exp_avg"] = session->engine().full_optimizer_state(name, "exp_avg");
-    return states;
-  }
-
-  World world;
-  Board unused;
-  std::shared_ptr<Zoo> model = std::make_shared<Zoo>();
-  std::unique_ptr<Session> session;
-  int step = 0;
-};
-
-void expect_equal(const std::map<std::string, at::Tensor>& got, const std::map<std::string, at::Tensor>& want) {
-  ASSERT_EQ(got.size(), want.size());
-  for (const auto& [name, value] : want) EXPECT_TRUE(bit_equal(got.at(name), value)) << name;
-}
-
-// A load goes to a second file, and counts only when all ranks have theirs.
-TEST(DiskBreaks, ALoadThatCannotBeWrittenChangesNothingAnywhere) {
-  for (const Cell& cell : {Cell{1, Placement::kNvme}, Cell{3, Placement::kAllNvme}}) {
-    std::atomic<bool> broken{false};
-    const RankWithFaultyDisk faulty(0, "optimizer.swap", [&](const DiskRequest& request) {
-      return broken && request.op == DiskOp::kWrite ? Fault::error(EIO) : Fault::none();
-    });
-    const data::TemporaryFolder folder;
-    run_ranks(
-        2,
-        [&](const World& world) {
-          Trained trained(world, cell, "");
-          Engine& engine = trained.session->engine();
-          trained.train(2);
-          const auto saved = trained.states();
-          engine.save_checkpoint(folder.path(), "t");
-          trained.train(2);
-          const auto before = trained.states();
-          if (world.rank() == 0) broken = true;
-          try {
-            engine.load_checkpoint(folder.path(), "t");
-            ADD_FAILURE() << "loaded";
-          } catch (const IoError& e) {
-            for (const char* part : {"Input/output error", "optimizer.swap", "rank 0"})
-              EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << part << " in: " << e.what();
-          }
-          if (world.rank() == 0) broken = false;
-          expect_equal(trained.states(), before);
-          engine.load_checkpoint(folder.path(), "t");
-          expect_equal(trained.states(), saved);
-          trained.train(1);
-        },
-        thread_options());
-    expect_nothing_swapped();
-  }
-}
-
-/// A small file system in memory, which only root can mount.
-class SmallDisk {
- public:
-  explicit SmallDisk(const char* size)
-      : is_there_(::mount("tmpfs", folder_.path().c_str(), "tmpfs", 0, (std::string("size=") + size).c_str()) == 0) {}
-  ~SmallDisk() {
-    if (is_there_) ::umount(folder_.path().c_str());
-  }
-  SmallDisk(const SmallDisk&) = delete;
-  SmallDisk& operator=(const SmallDisk&) = delete;
-  bool is_there() const { return is_there_; }
-  std::string path() const { return folder_.path().string(); }
-  /// Takes all that is free.
-  void fill() const {
-    std::ofstream filler(folder_.path() / "filler");
-    const std::vector<char> block(4096);
-    while (filler.write(block.data(), static_cast<std::streamsize>(block.size())).flush()) {
-    }
-  }
-
- private:
-  const data::TemporaryFolder folder_;
-  const bool is_there_;
-};
-
-TEST(DiskIsFull, ALoadGoesThroughMemoryWhereASecondFileHasNoRoom) {
-  const SmallDisk disk("8m");
-  if (!disk.is_there()) GTEST_SKIP() << "mounting a small tmpfs: " << std::strerror(errno);
-  const data::TemporaryFolder folder;
-  run_ranks(
-      2,
-      [&](const World& world) {
-        Trained trained(world, {2, Placement::kNvme}, disk.path());
-        trained.train(2);
-        const auto saved = trained.states();
-        trained.session->engine().save_checkpoint(folder.path(), "t");
-        trained.train(2);
-        if (world.rank() == 0) disk.fill();
-        trained.session->engine().load_checkpoint(folder.path(), "t");
-        expect_equal(trained.states(), saved);
-        trained.train(1);
-      },
-      thread_options());
 }
 
 // After an error that ended the engine a forward must not wait for peers that may be gone.
