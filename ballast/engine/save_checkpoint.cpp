@@ -306,7 +306,9 @@ void Engine::Impl::start_save(const SavePlan& plan, bool with_gradients, std::un
     produce(plan, with_gradients, [&](const at::Tensor& part) {
       if (part.numel() == 0) return;
       for (; filled == memory[next].numel(); ++next) filled = 0;
-      memory[next].view(-1).narrow(0, filled, part.numel()).copy_(part.reshape(-1), /*non_blocking=*/true);
+      // A buffer may lie on another device, whose copies nobody waits for below.
+      const bool non_blocking = part.device() == world.device();
+      memory[next].view(-1).narrow(0, filled, part.numel()).copy_(part.reshape(-1), non_blocking);
       filled += part.numel();
     });
     tiers::DeviceStream::mark_current(world.device()).synchronize();  // the copies have read what training changes next

@@ -4,6 +4,7 @@
 #include <c10/util/strides.h>
 
 #include "ballast/grads/arithmetic.h"
+#include "ballast/tiers/device_stream.h"
 
 namespace ballast {
 namespace {
@@ -104,6 +105,7 @@ const at::Tensor& GradientStore::local(int unit) {
 at::Tensor GradientStore::take(int unit) {
   gather_arrivals(unit);
   at::Tensor local = std::move(at(unit).local);
+  tiers::keep_for_current_stream(local);  // a hook may have made it, on autograd's stream
   drop(unit);
   return local;
 }
@@ -195,6 +197,7 @@ void GradientStore::move(c10::Device to, Tier tier) {
 
 void GradientStore::release(int unit) {
   at(unit).landed = false;
+  tiers::keep_for_current_stream(at(unit).sum);  // as above
   at(unit).sum.reset();
   at(unit).sum_bytes = {};
 }

@@ -7,6 +7,7 @@
 #include "ballast/base/error.h"
 #include "ballast/base/math.h"
 #include "ballast/grads/arithmetic.h"
+#include "ballast/tiers/device_stream.h"
 
 namespace ballast {
 namespace {
@@ -105,6 +106,9 @@ void Reducer::land_oldest() {
   in_flight_.pop_front();
   in_flight_elements_ -= flight.elements;
   flight.transfer.wait();
+  // Both may have been made by a hook, on autograd's stream.
+  tiers::keep_for_current_stream(flight.sent);
+  tiers::keep_for_current_stream(flight.received);
   const Unit& unit = layout_.units[static_cast<std::size_t>(flight.unit)];
   const at::Tensor sum = sum_in_rank_order(flight.received, reduce_->size());
   store_.land(flight.unit, whole(sum, unit));

@@ -238,13 +238,22 @@ void FaultStorage::arm_in_child(const std::string& name) noexcept {
           .what());
 }
 
+void FaultStorage::filled_on_current_stream() {
+  const c10::Device device = flat_.device();
+  if (device.is_cpu()) return;
+  filled_on_ = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  filled_ = tiers::DeviceEvent(*filled_on_);
+}
+
 void FaultStorage::used_on_current_stream() const {
   const c10::Device device = flat_.device();
   if (device.is_cpu()) return;
   const FaultContext* context = context_of(flat_.storage().unsafeGetStorageImpl());
   if (context == nullptr || context->memory.get() == nullptr) return;
   const c10::impl::VirtualGuardImpl guard(device.type());
-  guard.recordDataPtrOnStream(context->memory, guard.getStream(device));
+  const c10::Stream stream = guard.getStream(device);
+  if (filled_on_ && *filled_on_ != stream) filled_.block(stream);
+  guard.recordDataPtrOnStream(context->memory, stream);
 }
 
 void FaultStorage::surrender(const std::string& why_empty) noexcept {

@@ -2,11 +2,14 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/Stream.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "ballast/base/process_mark.h"
+#include "ballast/tiers/device_stream.h"
 
 namespace ballast {
 
@@ -55,7 +58,10 @@ class FaultStorage {
   void arm(const std::string& why) noexcept;
   /// That, saying that this is a forked child, unless the data is there. name: the unit's.
   void arm_in_child(const std::string& name) noexcept;
-  /// The memory is not reused before what is queued on the calling thread's current stream has run. Device only.
+  /// On a device, where a program may use parameters on several streams. The values have come, on the calling thread's
+  /// current stream or behind a wait there.
+  void filled_on_current_stream();
+  /// An operator there is about to use them: it runs behind that, and the memory is not reused before it has.
   void used_on_current_stream() const;
   /// Hands the module an ordinary storage again. Mapped: with its memory; unmapped: any access throws `why_empty`.
   void surrender(const std::string& why_empty) noexcept;
@@ -70,6 +76,8 @@ class FaultStorage {
   std::string why_unmapped_;
   c10::DataPtr aside_;
   bool is_aside_ = false;  // an empty unit has no memory to tell by
+  std::optional<c10::Stream> filled_on_;
+  tiers::DeviceEvent filled_;
 };
 
 /// Keeps the process-wide observer installed while any instance lives (it costs about 0.5 us an operator, so there is

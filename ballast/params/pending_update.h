@@ -16,16 +16,17 @@ class PendingUpdate {
   PendingUpdate(tiers::HostLane& lane, tiers::HostLane::Ticket ticket, std::shared_ptr<tiers::DeviceEvent> published)
       : lane_(&lane), ticket_(ticket), published_(std::move(published)) {}
 
+  /// Nobody has waited for it yet.
   explicit operator bool() const { return lane_ != nullptr; }
   /// There is nothing to wait for any more: a matter of timing, which differs between ranks.
   bool has_run() const { return lane_ == nullptr || lane_->has_run(ticket_); }
-  /// When it returns, the host and what is queued on the current stream from now on see the new values. Throws what
-  /// ended the lane. unit: its name, for the trace.
+  /// When it returns, the host and what is queued on the current stream from now on see the new values. On another
+  /// stream they are only there behind a wait of its own, also when this has run. Throws what ended the lane. unit: its
+  /// name, for the trace.
   void wait(std::string_view unit) {
-    if (lane_ == nullptr) return;
-    lane_->wait(ticket_, "update of", unit);
-    published_->block_current_stream();
-    *this = {};
+    if (lane_ != nullptr) lane_->wait(ticket_, "update of", unit);
+    lane_ = nullptr;
+    if (published_) published_->block_current_stream();
   }
 
  private:

@@ -137,6 +137,7 @@ void Residency::fault(const Lock& held, int unit) {
   finish_gather(held, unit);
   if (!state.touched && !state.persistent) ahead_ -= size(unit);
   state.touched = true;
+  state.storage.used_on_current_stream();
   if (state.persistent) return;
   order_.record(unit);
   prefetch(held);
@@ -192,6 +193,8 @@ void Residency::finish_gather(const Lock&, int unit) {
   state.gather.wait();
   state.fetched.block_current_stream();
   state.launched.end(trace::Lane::kGather, "gather", name(unit));
+  state.storage.filled_on_current_stream();
+  state.storage.used_on_current_stream();  // by the wait: the unit may leave before anything else does
   state.residence = Residence::kMapped;
   state.watch.accept_all();
 }
@@ -353,6 +356,10 @@ void Residency::abandon() noexcept {
     State& state = states_[u];
     if (!state.managed) continue;
     state.gather = {};
+    try {
+      state.fetched.block_current_stream();
+    } catch (const std::exception&) {  // of a device that is broken, which every later use of it says
+    }
     state.storage.surrender(Error("params.read", "the engine ended while unit ", layout_.units[u].name,
                                   " was sharded, so this rank has no values of it (rank ", gather_->rank(),
                                   failure_ ? "; another error came first)"

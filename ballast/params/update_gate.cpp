@@ -33,10 +33,12 @@ void UpdateGate::settle(const Lock&, int unit) {
   if (state.update) {
     state.update.wait(layout_.units[static_cast<std::size_t>(unit)].name);
     state.storage.put_back();
+    state.storage.filled_on_current_stream();
   }
   if (state.away.defined()) {
     state.storage.map();
     state.storage.flat().copy_(state.away);
+    state.storage.filled_on_current_stream();
     state.away.reset();
     if (moved_) moved_(unit);
   }
@@ -70,6 +72,7 @@ void UpdateGate::touch_and_pin(int unit) noexcept {
   Lock lock(mutex_);
   try {
     settle(lock, unit);
+    at(unit).storage.used_on_current_stream();
   } catch (const std::exception& e) {
     if (!failure_) failure_ = std::current_exception();
     at(unit).storage.arm(e.what());  // the operator must throw, not read nothing

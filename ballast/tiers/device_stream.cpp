@@ -42,11 +42,10 @@ DeviceStream::Scope::Scope(const DeviceStream& stream) {
   if (stream.stream_) guard_.emplace(*stream.stream_);
 }
 
-void keep_for(const at::Tensor& tensor, const DeviceStream& stream) {
-  if (tensor.is_cpu() || !tensor.has_storage()) return;
-  const DeviceStream::Scope on(stream);
-  const c10::impl::VirtualGuardImpl guard(stream.device().type());
-  guard.recordDataPtrOnStream(tensor.storage().data_ptr(), guard.getStream(stream.device()));
+void keep_for_current_stream(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.is_cpu() || !tensor.has_storage()) return;
+  const c10::impl::VirtualGuardImpl guard(tensor.device().type());
+  guard.recordDataPtrOnStream(tensor.storage().data_ptr(), guard.getStream(tensor.device()));
 }
 
 }  // namespace ballast::tiers

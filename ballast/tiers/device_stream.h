@@ -59,7 +59,8 @@ class DeviceStream {
   std::optional<c10::Stream> stream_;
 };
 
-/// The memory behind `tensor` is not used for anything else before what is queued on `stream` so far has run.
-void keep_for(const at::Tensor& tensor, const DeviceStream& stream);
+/// The memory behind `tensor` is not used for anything else before what is queued on the calling thread's current
+/// stream so far has run: what was allocated on another one's behalf may be let go behind this.
+void keep_for_current_stream(const at::Tensor& tensor);
 
 }  // namespace ballast::tiers

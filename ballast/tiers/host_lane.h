@@ -35,7 +35,9 @@ class HostLane {
 
   /// device: whose stream the jobs' copies and collectives are queued on, beside the computation's.
   HostLane(c10::Device device, int threads);
-  ~HostLane();  // runs what is queued, never throws
+  /// Runs what is queued, never throws. The calling thread's current stream goes on behind what that has queued on the
+  /// device: what the lane's copies still write may be read, or let go, from then on.
+  ~HostLane();
   HostLane(const HostLane&) = delete;
   HostLane& operator=(const HostLane&) = delete;
 

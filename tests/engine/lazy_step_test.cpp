@@ -249,6 +249,22 @@ TEST(LazyStep, TheEndOfTheEngineWaits) {
   });
 }
 
+// Nor does an end without peers leave whole parameters half written: what was decided before is done.
+TEST(LazyStep, AnAbandonedEngineLeavesTheNewWeights) {
+  in_every_home(
+      [](Trial& trial, const Home& home) {
+        {
+          Gated gated(trial, settings_of(trial.cell(), home), false);
+          gated.step();
+          gated.gate->open_soon();
+          gated.engine().abandon();
+          for (const Named& named : kUnits) expect_all(gated.parameter(named.name.c_str()), -.05, 1e-6, named.name);
+        }
+        trial.start(lin(1));
+      },
+      DType::kFloat32, {0, 1, 2});
+}
+
 template <class Storage>
 constexpr bool kCanDisarm = requires(Storage& s) {
   s.clear_data_ptr_access_error_msg_();
