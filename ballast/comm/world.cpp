@@ -3,6 +3,8 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 #include <sstream>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -95,6 +97,15 @@ void join(c10d::Store& store, int rank, int size, std::chrono::milliseconds time
   }
 }
 
+// A rendezvous that this process serves ends with the process. A peer may come for the next world before this rank has
+// let the last one go: it would be counted by a server that ends with that one, and then missed by the next.
+void serve_until_the_end(std::uint16_t port, const StorePtr& store) {
+  static std::mutex mutex;
+  static auto* const served = new std::map<std::uint16_t, StorePtr>;  // not destroyed: its thread runs until the end
+  const std::lock_guard lock(mutex);
+  served->try_emplace(port, store);
+}
+
 bool is_loopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.compare(0, 4, "127.") == 0;
 }
@@ -150,6 +161,7 @@ World World::from_env(const WorldOptions& options) {
     store_options.timeout = options.timeout;
     store_options.multiTenant = true;  // a second world in this process meets on the same port
     store = c10::make_intrusive<c10d::TCPStore>(launch->host, store_options);
+    if (store_options.isServer) serve_until_the_end(launch->port, store);
   } catch (const std::exception& error) {
     throw CommError("comm.from_env", launch->rank == 0 && !launch->store_is_served ? "can't serve" : "can't reach",
                     " the rendezvous at ", launch->host, ":", launch->port, ": ", cause_of(error), " (rank ",

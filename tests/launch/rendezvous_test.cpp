@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <optional>
+#include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "ballast/base/error.h"
@@ -50,6 +53,16 @@ const testing::Scenario two_worlds("two worlds", [] {
   return 0;
 });
 
+// Rank 0, which serves the rendezvous, lets the first world go when its peer has long begun with the second.
+const testing::Scenario one_world_after_the_other("one world after the other", [] {
+  std::optional<World> world = meet();
+  gather_twice(*world);
+  if (world->rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  world.reset();
+  gather_twice(meet());
+  return 0;
+});
+
 const testing::Scenario impatient("impatient", [] {
   meet(std::chrono::milliseconds(500));
   return 0;
@@ -88,7 +101,7 @@ void expect_failure(Processes& processes, const std::string& text) {
 }
 
 TEST(Rendezvous, ByTorchrunsVariables) {
-  for (const char* scenario : {"one world", "two worlds"}) {
+  for (const char* scenario : {"one world", "two worlds", "one world after the other"}) {
     Processes processes(scenario);
     const std::string port = testing::free_port();
     for (const int rank : {2, 0, 1}) start(processes, rank, torchrun(rank, 3, port));
