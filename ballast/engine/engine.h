@@ -155,9 +155,10 @@ class Engine {
   /// an asynchronous save is under way, unless an error ended it before). Throws what became of that save. Every later
   /// call is a UseError.
   void shutdown();
-  /// Ends the engine without its peers, who may be gone or elsewhere: like shutdown(), but an asynchronous save is
-  /// given up, and at stage 3 the module's parameters stay what this rank has; to use one is an error then. In a forked
-  /// child nothing is ended: what the engine has there goes with the process.
+  /// Ends the engine without its peers, who may be gone or elsewhere: like shutdown(), but an asynchronous save waits a
+  /// few seconds at most for what they still write, or is lost with a warning, and at stage 3 the module's parameters
+  /// stay what this rank has; to use one is an error then. In a forked child nothing is ended: what the engine has
+  /// there goes with the process.
   void abandon() noexcept;
 
  private:

@@ -176,14 +176,16 @@ LoadReport Engine::Impl::load(const std::filesystem::path& folder, const std::st
 void Engine::Impl::take_up_unit(const Unit& unit, const LoadPlan& plan, const std::vector<SpareStates>& values,
                                 bool with_optimizer, tiers::BounceBuffer& bounce) {
   if (values.empty()) return;
+  const std::vector<std::string> keys = optimizer->keys();
   std::vector<bool> written(layout.parameters.size(), false);
   for (const Slot& slot : unit.slots) {
     const auto p = static_cast<std::size_t>(slot.parameter);
     const ckpt::ParameterRecord* record = plan.parameters[p];
     written[p] = record != nullptr;
     if (record == nullptr || !unit.trainable || !with_optimizer) continue;
-    optimizer->set_steps(slot.parameter, record->trainable ? record->steps : 0);
-    optimizer->set_fresh(slot.parameter, record->trainable ? record->fresh : true);
+    const bool goes_on = record->trainable && has_states(*record, keys);
+    optimizer->set_steps(slot.parameter, goes_on ? record->steps : 0);
+    optimizer->set_fresh(slot.parameter, goes_on ? record->fresh : true);
   }
   const at::DisableRecordFunctionGuard unobserved;  // an observer would take this for somebody else's write
   params->before_write(unit.id);

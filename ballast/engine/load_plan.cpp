@@ -63,6 +63,10 @@ LoadPlan match(const Layout& layout, const NamedTensors& buffers, const ckpt::Ma
   return plan;
 }
 
+bool has_states(const ckpt::ParameterRecord& record, const std::vector<std::string>& keys) {
+  return std::all_of(keys.begin(), keys.end(), [&](const std::string& key) { return record.states.contains(key); });
+}
+
 void refuse_misfit(const LoadReport& report, const std::string& where) {
   std::string what;
   const auto add = [&what](const char* title, const std::vector<std::string>& names) {

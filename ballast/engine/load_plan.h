@@ -17,6 +17,10 @@ struct LoadPlan {
   std::vector<const ckpt::BufferRecord*> buffers;        // by buffer, in the order given
 };
 
+/// The record has all states of an optimizer that keeps these. Else the parameter starts afresh: what another optimizer
+/// kept, or an engine had before the load, would stand beside a step count that isn't its own.
+bool has_states(const ckpt::ParameterRecord& record, const std::vector<std::string>& keys);
+
 /// Fills in the report's lists of names, sorted.
 LoadPlan match(const Layout& layout, const NamedTensors& buffers, const ckpt::Manifest& manifest, LoadReport& report);
 

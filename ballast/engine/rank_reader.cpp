@@ -115,12 +115,8 @@ bool RankReader::has_any_of(const Unit& unit) const {
 
 // All that is kept of the unit.
 bool RankReader::covers(const Unit& unit) const {
-  return with_optimizer_ && std::all_of(unit.slots.begin(), unit.slots.end(), [&](const Slot& slot) {
-           const ckpt::ParameterRecord* record = record_of(slot);
-           return record != nullptr && std::all_of(keys_.begin(), keys_.end(), [&](const std::string& key) {
-                    return record->states.contains(key);
-                  });
-         });
+  return with_optimizer_ && std::all_of(unit.slots.begin(), unit.slots.end(),
+                                        [&](const Slot& slot) { return record_of(slot) != nullptr; });
 }
 
 Range RankReader::kept(const Unit& unit) const {
@@ -177,8 +173,12 @@ void RankReader::clear_padding(const Unit& unit, const SpareStates& part) const 
 
 void RankReader::read_state(const ckpt::ParameterRecord& record, int array, Range elements, const at::Tensor& to) {
   if (array == 0) return read_weights(record, elements, to);
-  const auto pieces = record.states.find(keys_[static_cast<std::size_t>(array - 1)]);
-  if (with_optimizer_ && pieces != record.states.end()) read_later(pieces->second, at::kFloat, elements, to);
+  if (!with_optimizer_) return;
+  if (!has_states(record, keys_)) {
+    to.zero_();
+    return;
+  }
+  read_later(record.states.at(keys_[static_cast<std::size_t>(array - 1)]), at::kFloat, elements, to);
 }
 
 // fp32 masters where the parameter was trainable, else what forward saw.

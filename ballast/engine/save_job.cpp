@@ -16,10 +16,13 @@ namespace {
 
 struct GivenUp {};  // another rank has the error
 
+// For ranks that end together, none of which waits for the others.
+constexpr std::chrono::seconds kLastWait{5};
+
 }  // namespace
 
 SaveJob::~SaveJob() {
-  abandon();
+  ending_.store(true, std::memory_order_relaxed);
   if (thread_.joinable()) thread_.join();
   if (!error_) return;  // or somebody has been told
   try {
@@ -51,7 +54,9 @@ void SaveJob::write(const std::function<void(const Sink&)>& produce) {
 
 void SaveJob::commit() {
   if (target_.rank != 0) return;
-  const auto deadline = std::chrono::steady_clock::now() + target_.timeout;
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + target_.timeout;
+  std::optional<Clock::time_point> last;  // of an engine that ends
   auto pause = std::chrono::milliseconds(1);
   std::vector<ckpt::Part> parts;
   while (static_cast<int>(parts.size()) < target_.world) {
@@ -61,7 +66,12 @@ void SaveJob::commit() {
       continue;
     }
     if (abandoned_.load(std::memory_order_relaxed)) throw GivenUp();
-    if (std::chrono::steady_clock::now() > deadline)
+    const auto now = Clock::now();
+    if (!last && ending_.load(std::memory_order_relaxed)) last = now + kLastWait;
+    if (last && now > *last)
+      throw IoError("engine.save_checkpoint", "the engine ended before a rank's file was there (rank ", rank, ", tag ",
+                    tag(), ", ", target_.folder.path().string(), "; synchronize() waits for it)");
+    if (now > deadline)
       throw IoError("engine.save_checkpoint", "a rank's file didn't come (rank ", rank, ", tag ", tag(), ", ",
                     target_.folder.path().string(), ", waited ", target_.timeout.count() / 1000.0,
                     " s; all ranks must see one folder, see comm_timeout_seconds)");

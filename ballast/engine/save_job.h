@@ -36,7 +36,9 @@ class SaveJob {
     bool pin_memory;                    // that they travel through
   };
   explicit SaveJob(Target target) : target_(std::move(target)) {}
-  ~SaveJob();  // as abandon(), and waits for the thread
+  /// Waits for the thread, which gives the other ranks' records a moment: they may end just now, too. What goes wrong
+  /// is a warning.
+  ~SaveJob();
   SaveJob(const SaveJob&) = delete;
   SaveJob& operator=(const SaveJob&) = delete;
 
@@ -57,7 +59,7 @@ class SaveJob {
   void start(std::vector<at::Tensor> snapshot);
   enum class State : std::uint8_t { kRunning, kDone, kFailed };
   State state() const { return state_.load(std::memory_order_acquire); }  // pairs with the thread's last store
-  /// Doesn't wait for the other ranks' records any more.
+  /// Doesn't wait for the other ranks' records any more: one of them has the error.
   void abandon() noexcept { abandoned_.store(true, std::memory_order_relaxed); }
   /// Waits for the thread, and throws what ended it, unless that was abandon().
   void settle();
@@ -66,7 +68,7 @@ class SaveJob {
   Target target_;
   std::thread thread_;
   std::atomic<State> state_{State::kRunning};
-  std::atomic<bool> abandoned_{false};
+  std::atomic<bool> abandoned_{false}, ending_{false};
   std::exception_ptr error_;  // of the thread, read behind its end
 };
 

@@ -307,8 +307,9 @@ class Engine:
     ) -> bool:
         """Collective. Writes save_dir/tag (default global_step<N>) and makes save_dir/latest name it, or leaves what was
         there. client_state: a dict that JSON holds. include_window: the pending window's gradients too. asynchronous:
-        returns when the states are copied, errors come with the next call. keep_last: older default tags are removed.
-        Raises IoError on all ranks alike."""
+        returns when the states are copied, errors come with the next call; a script's end waits a few seconds for it,
+        synchronize() or destroy() for as long as it takes. keep_last: older default tags are removed. Raises IoError on
+        all ranks alike."""
         if not save_latest or exclude_frozen_parameters:
             raise UseError(
                 "[engine.save_checkpoint] a checkpoint is whole and the latest (save_latest=False and "

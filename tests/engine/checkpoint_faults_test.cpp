@@ -87,6 +87,25 @@ TEST(Asynchronous, OneIsUnderWayAndTheEngineEndsBehindIt) {
     });
 }
 
+// As at the end of a script that doesn't say so: no rank meets another any more, and some end a little later.
+TEST(Asynchronous, EnginesThatAreAbandonedTogetherLeaveTheCheckpoint) {
+  for (const Cell& cell : kCells)
+    run_trial(3, cell, [&](Trial& trial) {
+      {
+        Board unused(trial.world().size());
+        Session session(lin(300), settings(trial.cell()), trial.world(), unused);
+        session.window({pull(trial.shared(1))});
+        session.engine().save_checkpoint(trial.folder(), "", {.asynchronous = true});
+        std::this_thread::sleep_for(std::chrono::milliseconds(20 * trial.rank()));
+        session.engine().abandon();
+      }
+      if (trial.rank() == 0) {
+        EXPECT_EQ(trial.folder().names(), (std::vector<std::string>{"global_step1", "latest"}));
+      }
+      trial.start(lin(300));
+    });
+}
+
 TEST(Asynchronous, AnErrorComesWithTheNextCallOnAllRanksAndOnce) {
   using Call = std::function<void(Engine&, Trial&)>;
   const std::vector<std::pair<const char*, Call>> calls{

@@ -247,6 +247,11 @@ TEST(Load, RefusesAnotherOptimizerUnlessToldNotTo) {
     adam.expect_value("p", 3, 0);
     adam.engine().load_checkpoint(trial.folder(), "", {.load_optimizer = false});
     adam.expect_value("p", 0, 0);
+    // Where that doesn't count, a step count doesn't come without the moments that belong to it.
+    adam.window({pull(trial.shared(3))});
+    adam.engine().load_checkpoint(trial.folder(), "", {.strict = false});
+    adam.expect_value("p", 0, 0);
+    for (const char* key : {"exp_avg", "exp_avg_sq", "step"}) adam.expect_state("p", key, 0, 0);
   });
 }
 
@@ -265,6 +270,13 @@ TEST(Load, ThawsWhatWasFrozenAndFreezesWhatWasNot) {
     other.window({{{"b.p", trial.shared(1)}}});
     other.expect_value("b.p", .95);
     other.expect_value("a.p", .95);
+    // An engine that has trained it: none of that is left beside a step count of 0.
+    for (int step = 0; step < 3; ++step) other.window({{{"b.p", trial.shared(5)}}});
+    other.engine().load_checkpoint(trial.folder());
+    for (const char* key : {"exp_avg", "exp_avg_sq", "step"}) other.expect_state("b.p", key, 0, 0);
+    other.window({{{"b.p", trial.shared(1)}}});
+    other.expect_value("b.p", .95);
+    other.expect_state("b.p", "exp_avg", .1);
   });
 }
 
