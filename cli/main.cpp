@@ -1,3 +1,5 @@
+#include <c10/util/Exception.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <functional>
@@ -51,7 +53,9 @@ std::string in_own_words(std::string text) {
 }
 
 int fail(const std::exception& error, int status) {
-  std::fprintf(stderr, "ballast: %s\n", in_own_words(error.what()).c_str());
+  const auto* const torch = dynamic_cast<const c10::Error*>(&error);  // its what() goes on with a backtrace
+  const std::string text = torch != nullptr ? torch->what_without_backtrace() : error.what();
+  std::fprintf(stderr, "ballast: %s\n", in_own_words(text).c_str());
   return status;
 }
 

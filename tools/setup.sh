@@ -108,7 +108,7 @@ make_venv() {
   python3 -m venv .venv || die "python3 -m venv .venv failed" "delete .venv, look at the message above and run this again"
   say "dev: installing $TORCH_TO_INSTALL into .venv. Where the package index offers the CUDA build this downloads up to 3 GB;" \
     "to get the 200 MB CPU build, point PIP_INDEX_URL at PyTorch's CPU index first, or activate a Python environment" \
-    "that has PyTorch $TORCH_RANGE."
+    "that has PyTorch $TORCH_RANGE. It is yours too: . .venv/bin/activate"
   .venv/bin/python -m pip install --quiet --disable-pip-version-check "$TORCH_TO_INSTALL" < /dev/null >&2 ||
     die "pip could not install $TORCH_TO_INSTALL into .venv (network? index? Python older than 3.10? disk?)" \
       "mend that and run this again, or activate a Python environment that has PyTorch $TORCH_RANGE"
